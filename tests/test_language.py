@@ -41,6 +41,13 @@ NAMES = (
     "places",
     "pictures",
     "picture",
+    "door",
+    "knows",
+    "lifted",
+    "liked",
+    "remedied",
+    "shaken",
+    "yours",
 )
 
 ALLOWED = (  # files, words, reason

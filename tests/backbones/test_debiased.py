@@ -79,12 +79,12 @@ def test_a_folder_gives_the_same_bits(tower, tmp_path):
     )
     save_debiased(tmp_path, debiasing, MODEL)
     assert kind_of(tmp_path) == "debiased"
-    again = load_debiased(tmp_path)
+    loaded = load_debiased(tmp_path)
     assert torch.equal(
-        again(images(48, 48)), VisionModel(DebiasedModel(tower, debiasing).eval())(images(48, 48))
+        loaded(images(48, 48)), VisionModel(DebiasedModel(tower, debiasing).eval())(images(48, 48))
     )
     assert read_debiased(tmp_path)[1].fingerprint() == debiasing.fingerprint()
-    assert type(inner_model(again.model)).__name__ == "VisionTransformer"
+    assert type(inner_model(loaded.model)).__name__ == "VisionTransformer"
     with pytest.raises(InputError, match="exists"):
         save_debiased(tmp_path, debiasing, MODEL)
     save_debiased(tmp_path, Debiasing("poses", POSES), MODEL, force=True)

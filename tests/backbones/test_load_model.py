@@ -1,4 +1,4 @@
-"""Names of models: every spelling gives the same model in every command, or the same refusal."""
+"""Names of models: every spelling gives the same model in every command, or the same error."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_the_kind_of_a_name(name):
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", NAMES)
-def test_entry_points_give_the_same_model_or_the_same_refusal(name, entry):
+def test_entry_points_give_the_same_model_or_the_same_error(name, entry):
     kind, cls, random = NAMES[name]
     load, kinds = ENTRIES[entry]
     weights = "random" if random else None
@@ -193,8 +193,8 @@ def test_segmentation_with_each_library_and_again_from_its_file(name, folder, ca
     out = f"seg_{kind_of(name)}"
     assert main(["segment", *words, "-o", out]) == 0
     assert main(["apply", f"{out}/model.vispe", "a.png", "-o", f"{out}_again"]) == 0
-    first, again = (np.asarray(Image.open(f"{f}/a_seg.png")) for f in (out, f"{out}_again"))
-    assert np.array_equal(first, again)
+    first, second = (np.asarray(Image.open(f"{f}/a_seg.png")) for f in (out, f"{out}_again"))
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -265,14 +265,14 @@ def test_a_name_reaches_at_most_12_files(name, folder):
     """Count the files of vispe with a function that receives the name, once everything is imported."""
     weights = "random" if NAMES[name][2] else None
     load_evaluated_model(name, weights=weights, device="cpu")
-    root, bare, files = str(Path(vispe.__file__).parent), name.rpartition(":")[2], set()
+    root, path, files = str(Path(vispe.__file__).parent), name.rpartition(":")[2], set()
 
     def trace(frame, event, argument):
         code = frame.f_code
         if code.co_filename.startswith(root):
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             arguments = [frame.f_locals.get(v) for v in names]
-            if any(isinstance(a, str | Path) and bare in str(a) for a in arguments):
+            if any(isinstance(a, str | Path) and path in str(a) for a in arguments):
                 files.add(code.co_filename)
 
     before = sys.gettrace()

@@ -1,4 +1,4 @@
-"""Vision transformers whose patches overlap: tokens at their positions, and distances that stay true."""
+"""Vision transformers with overlapping patches: positions of tokens, and distances in attention."""
 
 import copy
 import math
@@ -29,11 +29,11 @@ def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, 
     shape = tuple(2 * n - 1 for n in new)
     actual = table_at(table, old, shape, (0.5, 0.5), 1)
     assert torch.equal(actual[:, 0], table[:, 0])
-    there = actual[:, 1:].unflatten(1, shape)[:, ::2, ::2].flatten(1, 2)
-    torch.testing.assert_close(there, expected[:, 1:], atol=2e-6, rtol=1e-5)
+    even = actual[:, 1:].unflatten(1, shape)[:, ::2, ::2].flatten(1, 2)
+    torch.testing.assert_close(even, expected[:, 1:], atol=2e-6, rtol=1e-5)
 
 
-def test_a_table_of_positions_gives_each_token_its_place():
+def test_a_table_of_positions_is_sampled_at_each_token():
     # entries that encode their position, read where the kernel does not touch the border
     rows, columns = torch.meshgrid(torch.arange(10.0), torch.arange(12.0), indexing="ij")
     table = torch.stack([rows, columns], -1).flatten(0, 1)[None]

@@ -85,9 +85,9 @@ def test_the_outlier_becomes_an_ordinary_patch_and_folders_give_the_same_bits(mo
     torch.testing.assert_close(both(x.flip(-1)).flip(-1), both(x), atol=1e-4, rtol=1e-4)
     arguments = {"name": "test_vit", "pos_embed": None, "weights": "random", "img_size": None, "seed": 0}
     save_debiased(tmp_path / "out", both.model.debiasing, arguments)
-    again = load_debiased(tmp_path / "out").model
-    assert again.debiasing.fingerprint() == both.model.debiasing.fingerprint()
-    assert len(again.debiasing.registers) == 2
+    loaded = load_debiased(tmp_path / "out").model
+    assert loaded.debiasing.fingerprint() == both.model.debiasing.fingerprint()
+    assert len(loaded.debiasing.registers) == 2
 
 
 def test_other_models_and_missing_images(model):

@@ -163,7 +163,7 @@ def test_own_encodings_and_their_specs(spec, tmp_path):
         load_backbone("test_vit", weights=str(file), img_size=64)
 
 
-def every_door(file, **options):
+def loaders(file, **options):
     """What each command does with a checkpoint; what comes back is its model."""
     name, file = "test_vit", str(file)
     yield lambda: load_backbone(name, weights=file, **options)
@@ -196,13 +196,13 @@ def every_door(file, **options):
 def test_one_error_for_every_command(change, text, tmp_path):
     file = tmp_path / "bad.pth"
     torch.save(change(stock(img_size=160).state_dict()), file)
-    said = set()
-    for door in every_door(file):
-        with pytest.raises(InputError, match=r"bad\.pth does not fit the model") as caught:
-            door()
-        assert text in str(caught.value)
-        said.add(str(caught.value))
-    assert len(said) == 1
+    messages = set()
+    for load in loaders(file):
+        with pytest.raises(InputError, match=r"bad\.pth does not fit the model") as error:
+            load()
+        assert text in str(error.value)
+        messages.add(str(error.value))
+    assert len(messages) == 1
 
 
 def test_files_without_a_checkpoint_have_one_error_for_every_command(tmp_path):
@@ -211,20 +211,20 @@ def test_files_without_a_checkpoint_have_one_error_for_every_command(tmp_path):
         ("text.pth", "text.pth does not fit the model ("),
         ("gone.pth", "weights must be a checkpoint file"),
     ):
-        for door in every_door(tmp_path / path):
-            with pytest.raises(InputError) as caught:
-                door()
-            assert words in str(caught.value)
+        for load in loaders(tmp_path / path):
+            with pytest.raises(InputError) as error:
+                load()
+            assert words in str(error.value)
 
 
 def test_every_command_takes_the_same_file(tmp_path):
     state = authors(stock(img_size=160))
     torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}}, tmp_path / "w.pth")
-    models = [door() for door in every_door(tmp_path / "w.pth")]
+    models = [load() for load in loaders(tmp_path / "w.pth")]
     for model in models:
         same(model, models[0])
-    for door in list(every_door(tmp_path / "w.pth", img_size=96))[::2]:
-        same(door(), theirs("test_vit", state, 96))
+    for load in list(loaders(tmp_path / "w.pth", img_size=96))[::2]:
+        same(load(), theirs("test_vit", state, 96))
 
 
 def image_file(folder):
@@ -237,10 +237,10 @@ def image_file(folder):
 
 
 def commands(name, weights, size, folder):
-    image, rest = image_file(folder), ["--weights", str(weights), "--img-size", str(size)]
-    yield ["probe", name, image, *rest, "--no-layers", "--json"]
-    yield ["health", name, image, *rest, "--json"]
-    yield ["rotate", name, image, *rest, "--quick", "--out", str(folder / "rotate")]
+    image, options = image_file(folder), ["--weights", str(weights), "--img-size", str(size)]
+    yield ["probe", name, image, *options, "--no-layers", "--json"]
+    yield ["health", name, image, *options, "--json"]
+    yield ["rotate", name, image, *options, "--quick", "--out", str(folder / "rotate")]
     yield ["doctor", name, "--weights", str(weights), "--img-size", str(size), "--json"]
     yield ["segment", image, "--labels", str(folder / "labels.png"), "--features", "tokens", "--model", name,
            "--weights", str(weights), "--out", str(folder / "segment")]  # fmt: skip

@@ -38,20 +38,20 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
 
 @cases("attention", ["eager", "sdpa"])
 @cases("kind", KINDS)
-def test_watched_attention_is_what_the_model_shows(kind, attention):
-    net, images, recorded = build(kind, attention), torch.rand(1, 3, 32, 32), []
-    before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
+def test_recorded_attention_equals_that_of_the_model(kind, attention):
+    net, images, calls = build(kind, attention), torch.rand(1, 3, 32, 32), []
+    before, get_interface = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
     outputs = []
     handle = net.register_forward_hook(lambda m, a, out: outputs.append(out.last_hidden_state))
-    record_attention(net, images, recorded.append)
+    record_attention(net, images, calls.append)
     handle.remove()
     assert torch.equal(outputs[0], before)
-    assert transformers.AttentionInterface.get_interface is own
+    assert transformers.AttentionInterface.get_interface is get_interface
     assert not any(m._forward_pre_hooks for m in net.modules())
     net.set_attn_implementation("eager")
-    shown = net(images, output_attentions=True).attentions
-    assert [s.path for s in recorded] == [path for path, _ in attention_layers(net)]
-    for one, weights in zip(recorded, shown, strict=True):
+    attentions = net(images, output_attentions=True).attentions
+    assert [s.path for s in calls] == [path for path, _ in attention_layers(net)]
+    for one, weights in zip(calls, attentions, strict=True):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
         assert one.grid.shape == (4, 4)
         assert one.grid.tokens == one.x.shape[1]
@@ -79,21 +79,21 @@ def test_grids_of_images_that_are_cropped_or_padded_to_complete_patches():
 def test_a_language_model_is_one_causal_row(attention):
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=50)
     net = transformers.LlamaModel._from_config(config, attn_implementation=attention).eval()
-    recorded, ids = [], torch.arange(7)[None]
-    record_attention(net, ids, recorded.append)
+    calls, ids = [], torch.arange(7)[None]
+    record_attention(net, ids, calls.append)
     net.set_attn_implementation("eager")
-    for one, weights in zip(recorded, net(ids, output_attentions=True).attentions, strict=True):
+    for one, weights in zip(calls, net(ids, output_attentions=True).attentions, strict=True):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
         assert (one.grid.shape, one.grid.prefix) == ((1, 7), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_twin_is_drawn_again_whatever_was_loaded(kind, tmp_path):
+def test_a_reinitialised_copy_does_not_depend_on_loaded_weights(kind, tmp_path):
     build(kind).save_pretrained(tmp_path)
     model = TransformersModel(getattr(transformers, KINDS[kind]).from_pretrained(tmp_path)).eval()
-    twin, same = reinitialized_copy(model, 1)
+    reinitialized, same = reinitialized_copy(model, 1)
     assert same == ()
-    assert not torch.equal(twin(torch.zeros(1, 3, 32, 32)), model(torch.zeros(1, 3, 32, 32)))
+    assert not torch.equal(reinitialized(torch.zeros(1, 3, 32, 32)), model(torch.zeros(1, 3, 32, 32)))
 
 
 def test_a_folder_is_a_subject_and_a_host(tmp_path):
@@ -104,14 +104,14 @@ def test_a_folder_is_a_subject_and_a_host(tmp_path):
     colours = '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}'
     (tmp_path / "preprocessor_config.json").write_text(colours)
     subject, images = load_evaluated_model(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32)
-    host, recorded = as_audited_model(subject), []
+    host, calls = as_audited_model(subject), []
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     assert torch.equal(host.maps(images), as_audited_model(net).maps(images))
     assert host.can == {"maps", "pooled", "attention"}
-    bare = host.without()
-    bare.watch(images, recorded.append)
-    assert not torch.equal(bare.maps(images), host.maps(images))
-    assert [s.grid.shape for s in recorded] == [(4, 4)] * 2
+    without_encoding = host.without()
+    without_encoding.watch(images, calls.append)
+    assert not torch.equal(without_encoding.maps(images), host.maps(images))
+    assert [s.grid.shape for s in calls] == [(4, 4)] * 2
 
 
 TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -130,18 +130,18 @@ def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
         (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {COLOURS}}}')
     else:
         (tmp_path / "preprocessor_config.json").write_text(COLOURS)
-    subject, images, recorded = (
+    subject, images, calls = (
         load_evaluated_model(f"hf:{tmp_path}", device="cpu"),
         torch.rand(1, 3, 32, 32),
         [],
     )
     host = as_audited_model(subject)
-    own = net.model.vision_tower(images).last_hidden_state[:, 1:]
-    torch.testing.assert_close(host.maps(images), own.mT.unflatten(2, (4, 4)).detach())
+    features = net.model.vision_tower(images).last_hidden_state[:, 1:]
+    torch.testing.assert_close(host.maps(images), features.mT.unflatten(2, (4, 4)).detach())
     assert torch.equal(as_audited_model(net).maps(images), host.maps(images))
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
-    host.watch(images, recorded.append)
-    assert [s.grid.shape for s in recorded] == [(4, 4)] * 2
+    host.watch(images, calls.append)
+    assert [s.grid.shape for s in calls] == [(4, 4)] * 2
 
 
 def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path):

@@ -79,7 +79,7 @@ def snapshot(model):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_view_leaves_the_model_as_it_was(kind, view):
+def test_a_view_does_not_change_the_model(kind, view):
     if (view == "transformers") != (kind == "transformers") and view == "transformers":
         pytest.skip("only for models of transformers")
     torch.manual_seed(0)

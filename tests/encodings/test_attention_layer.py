@@ -1,4 +1,4 @@
-"""`vispe.Attention` for people who write their own ViT."""
+"""`vispe.Attention`: options, masks, backends, and a small ViT."""
 
 import copy
 
@@ -14,7 +14,7 @@ from vispe.errors import BackendUnavailable, OptionError, ShapeError, Unsupporte
 
 
 def plain(module, x, bias):
-    """Return what the layer should compute, from its weights."""
+    """Return the output of the layer from its weights."""
     if module.qkv is not None:
         q, k, v = F.linear(x, module.qkv.weight, module.qkv.bias).chunk(3, -1)
     else:
@@ -37,32 +37,32 @@ def test_attention(spec, qk_norm, fused):
     parts = [] if spec in (None, "none") else layer.pos_enc.parts()
     bias = sum(e.bias(pos, 0).dense() for e in parts) if parts else None
     expected = plain(layer, x, bias)
-    for where in (grid, pos):
-        torch.testing.assert_close(layer(x, where), expected, rtol=1e-5, atol=1e-5)
+    for positions in (grid, pos):
+        torch.testing.assert_close(layer(x, positions), expected, rtol=1e-5, atol=1e-5)
     out = layer(x, pos)
     out.backward(torch.randn_like(out))
     assert all(p.grad is not None for p in layer.parameters())
 
 
 def test_options():
-    bare = Attention(8, 2, qkv_bias=False, proj=False)
-    assert [n for n, _ in bare.named_parameters()] == ["qkv.weight"]
-    assert isinstance(bare.proj, nn.Identity)
-    apart = Attention(8, 2, fused_qkv=False)
-    assert {n.partition(".")[0] for n, _ in apart.named_parameters()} == {
+    minimal = Attention(8, 2, qkv_bias=False, proj=False)
+    assert [n for n, _ in minimal.named_parameters()] == ["qkv.weight"]
+    assert isinstance(minimal.proj, nn.Identity)
+    unfused = Attention(8, 2, fused_qkv=False)
+    assert {n.partition(".")[0] for n, _ in unfused.named_parameters()} == {
         "q_proj",
         "k_proj",
         "v_proj",
         "proj",
     }
     x = torch.randn(1, 6, 8)
-    own = create_encoding("alibi2d(layers=[1])", num_heads=2)
-    layers = [Attention(8, 2, own, layer=i) for i in (0, 1)]
+    encoding = create_encoding("alibi2d(layers=[1])", num_heads=2)
+    layers = [Attention(8, 2, encoding, layer=i) for i in (0, 1)]
     layers[1].load_state_dict(layers[0].state_dict())
-    bare = Attention(8, 2)
-    bare.load_state_dict(dict(layers[0].state_dict()))
-    assert torch.equal(layers[0](x, (2, 3)), bare(x, (2, 3)))
-    assert not torch.allclose(layers[1](x, (2, 3)), bare(x, (2, 3)))
+    minimal = Attention(8, 2)
+    minimal.load_state_dict(dict(layers[0].state_dict()))
+    assert torch.equal(layers[0](x, (2, 3)), minimal(x, (2, 3)))
+    assert not torch.allclose(layers[1](x, (2, 3)), minimal(x, (2, 3)))
 
 
 def test_masks_and_backend():
@@ -143,7 +143,7 @@ def test_a_small_vit_learns_with_dropped_tokens_and_compiles():
     keep = torch.stack([torch.randperm(15)[:6] for _ in range(2)])
     x = torch.randn(2, 6, 12)
     out = layer(x, pos.gather(keep))
-    whole = layer.pos_enc.bias(pos, 0).dense()[0]
-    bias = torch.stack([whole[:, k][:, :, k] for k in keep])
+    full = layer.pos_enc.bias(pos, 0).dense()[0]
+    bias = torch.stack([full[:, k][:, :, k] for k in keep])
     torch.testing.assert_close(out, plain(layer, x, bias), rtol=1e-5, atol=1e-5)
     assert vispe.Attention is Attention

@@ -1,4 +1,4 @@
-"""What every registered encoding must keep, in every preset and with every option."""
+"""Contract of every registered encoding, in every preset and with every option."""
 
 import copy
 import inspect
@@ -136,7 +136,7 @@ CHECKS: dict[str, Callable] = {}
 
 
 def check(function):
-    """Register a check of one encoding; `full` runs all of its sizes and not a few, fewer with presets and options."""
+    """Register a check of one encoding; `full` runs all sizes, otherwise a part, fewer with presets and options."""
     CHECKS[function.__name__] = function
     return function
 
@@ -166,7 +166,7 @@ def positions(encoding, shape, prefix=1, **arguments):
 
 
 def image(pos):
-    """Return an image (1, 3, 8 h, 8 w) for encodings that read it, the same for a grid at all times."""
+    """Return an image (1, 3, 8 h, 8 w) for encodings that read it, fixed for each grid."""
     if pos.grid is None or pos.axes != 2:
         return None
     h, w = (8 * n for n in pos.grid.shape)
@@ -176,7 +176,7 @@ def image(pos):
 
 
 def run(encoding, pos, seed=0, dtype=torch.float32, layers=(0, 2)):
-    """Return what a small model with the encoding gives: tokens plus table, then attention in some blocks."""
+    """Return the output of a small model with the encoding: tokens plus table, then attention in some blocks."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, pos.tokens, DIM, generator=generator).to(dtype)
     return forward(encoding, pos, x, layers)
@@ -198,7 +198,7 @@ def forward(encoding, pos, x, layers=(0, 2)):
 
 
 def content(pos, keep=None):
-    """Return what biases may read: q and k of each token, the same for a patch whatever stands in front."""
+    """Return q and k of each token, which biases may read; those of patches do not depend on prefix tokens."""
     x = torch.randn(2, HEADS, 128, DIM // HEADS, generator=torch.Generator().manual_seed(3))
     x = x[..., -pos.tokens :, :].to(pos.coords.device)
     q, k = (t[None] for t in x) if keep is None else (t[:, keep].transpose(0, 1) for t in x)
@@ -206,13 +206,13 @@ def content(pos, keep=None):
 
 
 def tokens(pos):
-    """Return tokens (1, n, DIM) that encodings with gates may read, the same for a patch as in `content`."""
+    """Return tokens (1, n, DIM) that encodings with gates may read; as in `content`, independent of prefix tokens."""
     x = torch.randn(1, 128, DIM, generator=torch.Generator().manual_seed(4))
     return x[:, -pos.tokens :].to(pos.coords.device)
 
 
 def added(part, pos, x=None):
-    """Return what an additive encoding adds, (1 or b, n, DIM)."""
+    """Return the table of an additive encoding, (1 or b, n, DIM)."""
     if not part.reads_tokens:
         return part.table(pos, image(pos))
     x = tokens(pos) if x is None else x
@@ -224,10 +224,10 @@ def biases(part, pos, layer=0, x=None):
     if not isinstance(part, Biased):
         return []
     x = tokens(pos) if x is None else x
-    made = (
+    candidates = (
         [b.bias for b in part.branches(pos, layer, x)] if part.multi_softmax else [part.bias(pos, layer, x)]
     )
-    return [bias for bias in made if bias is not None]
+    return [bias for bias in candidates if bias is not None]
 
 
 def transforms(part, pos):
@@ -235,18 +235,18 @@ def transforms(part, pos):
     if not isinstance(part, Rotary):
         return []
     x = tokens(pos)
-    made = (
+    candidates = (
         [b.transform for b in part.branches(pos, 0, x)] if part.multi_softmax else [part.transform(pos, 0, x)]
     )
-    return [transform for transform in made if transform is not None]
+    return [transform for transform in candidates if transform is not None]
 
 
 def tensors_of(encoding, pos, layers=range(DEPTH)):
-    """Return all that the encoding alone makes: tables, and dense biases of some blocks."""
-    made = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
+    """Return all tensors of the encoding: tables, and dense biases of some blocks."""
+    tensors = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
     for part, layer in itertools.product(encoding.parts(), layers):
-        made += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
-    return made
+        tensors += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
+    return tensors
 
 
 @check
@@ -259,7 +259,7 @@ def builds_on_the_meta_device(spec, full):
         x = torch.empty(2, pos.tokens, DIM, device="meta")
         assert forward(encoding, pos, x, layers=(0, 2) if full else (0,)).is_meta
     else:  # attention itself, which takes most of the time, does not depend on options
-        assert all(made.is_meta for made in tensors_of(encoding, pos, layers=(0,)))
+        assert all(tensor.is_meta for tensor in tensors_of(encoding, pos, layers=(0,)))
         assert all(transforms(part, pos) for part in encoding.parts() if isinstance(part, Rotary))
     encoding.to_empty(device="cpu").reset_parameters()
     assert all(p.isfinite().all() for p in encoding.parameters())
@@ -283,14 +283,14 @@ def config_and_spec_rebuild_it(spec, full):
 
 @check
 def copies_are_equal_after_other_grids(spec, full):
-    """Copies, pickles and checkpoints; a larger grid in between; no global random state is read or changed."""
+    """Copies, pickles and checkpoints, also after a larger grid; the global random state is unused and unchanged."""
     encoding = build(spec).eval()
     sizes, layers = shapes(encoding), (0, 2) if full else (2,)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     small = run(encoding, positions(encoding, sizes[0]), layers=layers)
     assert torch.equal(torch.get_rng_state(), states[0])
     fresh = build(spec).eval()
-    made = torch.get_rng_state()  # parameters are drawn
+    state = torch.get_rng_state()  # parameters are drawn
     buffer = io.BytesIO()
     torch.save(encoding.state_dict(), buffer)
     buffer.seek(0)
@@ -303,12 +303,12 @@ def copies_are_equal_after_other_grids(spec, full):
         assert other.config == encoding.config
         assert not other.training
         assert torch.equal(run(other, positions(other, sizes[0]), layers=layers), small)
-        for mine, yours in zip(encoding.parameters(), other.parameters(), strict=True):
-            assert mine is not yours
+        for mine, theirs in zip(encoding.parameters(), other.parameters(), strict=True):
+            assert mine is not theirs
         if full:
             assert torch.equal(run(other, positions(other, sizes[-1]), layers=layers), large)
     assert {name for name, _ in encoding.named_buffers()} <= set(encoding.state_dict())  # all are saved
-    assert torch.equal(torch.get_rng_state(), made)
+    assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
 
@@ -329,8 +329,8 @@ def finite_in_every_dtype(spec, full):
             out = run(encoding, pos, dtype=dtype, layers=(0, 2) if full else (0,))
             assert out.dtype == dtype
             assert out.isfinite().all(), dtype
-            made = full or (shape == sizes[0] and (spec in PLAIN or dtype == torch.float16))
-            tensors = tensors_of(encoding, pos, range(DEPTH) if full else (0, DEPTH - 1)) if made else []
+            tested = full or (shape == sizes[0] and (spec in PLAIN or dtype == torch.float16))
+            tensors = tensors_of(encoding, pos, range(DEPTH) if full else (0, DEPTH - 1)) if tested else []
             assert all(t.dtype in (torch.float32, torch.float64) for t in tensors), dtype
 
 
@@ -363,23 +363,25 @@ def buffers_are_unchanged_by_half_precision(spec, full):
 def prefix_tokens_are_untouched(spec, full):
     encoding = build(spec).eval()
     sizes = shapes(encoding)
-    few = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
-    for shape, prefix in itertools.product(sizes, (1, 5)) if full else few:
-        pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
+    grids = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
+    for shape, prefix in itertools.product(sizes, (1, 5)) if full else grids:
+        pos, without_prefix = positions(encoding, shape, prefix), positions(encoding, shape, 0)
         for part in encoding.parts():
             if isinstance(part, Additive):
                 table = added(part, pos)
                 assert table.shape == (1, pos.tokens, DIM)
                 assert (table[:, :prefix] == 0).all()
-                torch.testing.assert_close(table[:, prefix:], added(part, bare), rtol=1e-6, atol=1e-6)
-            for bias, alone in zip(biases(part, pos), biases(part, bare), strict=True):
+                torch.testing.assert_close(
+                    table[:, prefix:], added(part, without_prefix), rtol=1e-6, atol=1e-6
+                )
+            for bias, without in zip(biases(part, pos), biases(part, without_prefix), strict=True):
                 dense = bias.dense(**content(pos))
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
                 assert (dense[..., :prefix, :] == 0).all()
                 assert (dense[..., :prefix] == 0).all()
                 # gates are products of the tokens, which round differently for other numbers of tokens
                 tol = 1e-6 if part.reads_tokens else 0.0
-                expected = alone.dense(**content(bare))
+                expected = without.dense(**content(without_prefix))
                 torch.testing.assert_close(dense[..., prefix:, prefix:], expected, rtol=tol, atol=tol)
             for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
@@ -458,19 +460,19 @@ def dropped_tokens_take_their_rows_along(spec, full):
         keep = torch.stack(
             [torch.cat([torch.arange(2), 2 + torch.randperm(pos.tokens - 2)[:3]]) for _ in range(3)]
         )
-        retained = pos.gather(keep)
+        subset_pos = pos.gather(keep)
         for part in encoding.parts():
             if isinstance(part, Additive):
                 table = added(part, pos).expand(3, -1, -1)
-                few = added(part, retained, tokens(pos)[0, keep])
+                subset = added(part, subset_pos, tokens(pos)[0, keep])
                 for i in range(3):
-                    torch.testing.assert_close(few[i], table[i, keep[i]])
-            left = biases(part, retained, x=tokens(pos)[0, keep])
-            for whole, fewer in zip(biases(part, pos), left, strict=True):
-                dense = whole.dense(**content(pos))[0]
-                few = fewer.dense(**content(pos, keep))
+                    torch.testing.assert_close(subset[i], table[i, keep[i]])
+            subset_biases = biases(part, subset_pos, x=tokens(pos)[0, keep])
+            for full_bias, subset_bias in zip(biases(part, pos), subset_biases, strict=True):
+                dense = full_bias.dense(**content(pos))[0]
+                subset = subset_bias.dense(**content(pos, keep))
                 for i in range(3):
-                    torch.testing.assert_close(few[i], dense[:, keep[i]][:, :, keep[i]])
+                    torch.testing.assert_close(subset[i], dense[:, keep[i]][:, :, keep[i]])
 
 
 # these take most of the time: in the fast suite a preset or option has two of them, in turn
@@ -485,7 +487,7 @@ COSTLY = (
 
 
 def checks_of(name, full):
-    """Return the cases of an encoding: every check with every preset and option; without `full`, most of them."""
+    """Return the cases of an encoding: every check with every preset and option; a part without `full`."""
     specs = SUMS if name == "sums" else [s for s in SPECS if re.split(r"[.(]", s)[0] == name]
     rows = []
     for k, spec in enumerate(specs):
@@ -525,7 +527,7 @@ def test_every_spec_is_checked_and_exclusions_exist():
 
 
 @cases("name", list_encodings())
-def test_docstrings_say_what_users_ask(name):
+def test_docstrings_have_the_sections_that_users_need(name):
     cls = encoding_class(name)
     text = inspect.getdoc(cls)
     for line in ("Shapes:", "New resolution:", "Cost:", "Invariant to:", "Differs from the reference:"):
@@ -558,13 +560,13 @@ def test_axes(name):
 
 
 @cases("name", list_encodings())
-def test_every_class_is_of_a_kind(name):
+def test_every_class_has_a_kind(name):
     cls = encoding_class(name)
     assert issubclass(cls, Encoding)
     assert [k for k, base in KINDS.items() if issubclass(cls, base)] == list(encoding_info(name).kinds)
-    made = build(name)
-    assert made.parts() == (made,)
-    assert made.extra_repr() == ", ".join(f"{k}={v}" for k, v in made.config.items() if k != "name")
+    encoding = build(name)
+    assert encoding.parts() == (encoding,)
+    assert encoding.extra_repr() == ", ".join(f"{k}={v}" for k, v in encoding.config.items() if k != "name")
 
 
 @cases(

@@ -1,4 +1,4 @@
-"""Each encoding against its definition, and what its docstring says about the reference."""
+"""Each encoding against its definition and the reference named in its docstring."""
 
 import math
 
@@ -68,20 +68,20 @@ def test_radius_holds_95_percent_of_even_attention(name, shape, metric):
 def test_alibi2d(rule, slopes):
     metric, wrap, normalize = rule
     grid = Grid((3, 5), prefix=2, spacing=(2.0, 1.0), reference=(4, 4))
-    made = create_encoding(
+    encoding = create_encoding(
         "alibi2d", num_heads=6, metric=metric, wrap=wrap, normalize=normalize, slopes=slopes
     )
     expected = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(grid, *rule)
-    actual = made.bias(grid.positions(), 0).dense()[0].expand(6, -1, -1)
+    actual = encoding.bias(grid.positions(), 0).dense()[0].expand(6, -1, -1)
     torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_alibi2d_values_of_the_paper():
     # measured on the authors' code: the penalty of one step
     for side, expected in ((16, -0.0884), (37, -0.0393), (64, -0.0221)):
-        made = create_encoding("alibi2d", num_heads=1)
+        encoding = create_encoding("alibi2d", num_heads=1)
         grid = Grid((side, side))
-        assert made.bias(grid.positions(), 0).table(grid)[0, side - 1, side].item() == pytest.approx(
+        assert encoding.bias(grid.positions(), 0).table(grid)[0, side - 1, side].item() == pytest.approx(
             expected, abs=5e-5
         )
     assert (
@@ -125,13 +125,13 @@ def test_learned_slopes():
     torch.manual_seed(0)
     plain = create_encoding("alibi2d(slopes=learned)", num_heads=500)
     soft = create_encoding("alibi2d(slopes=learned,softplus=true)", num_heads=500)
-    for made in (plain, soft):
-        slopes = made.head_slopes().detach().clone()
+    for encoding in (plain, soft):
+        slopes = encoding.head_slopes().detach().clone()
         assert 0 <= slopes.min() < 0.02
         assert 0.98 < slopes.max() < 1
-        assert made.per_layer
-        made.reset_parameters()
-        assert not torch.equal(made.head_slopes(), slopes)
+        assert encoding.per_layer
+        encoding.reset_parameters()
+        assert not torch.equal(encoding.head_slopes(), slopes)
     assert not create_encoding("alibi2d", num_heads=2).per_layer
     half = create_encoding("alibi2d(slopes=learned)", num_heads=2).half()
     assert half.head_slopes().dtype == torch.float32
@@ -143,14 +143,14 @@ def test_learned_slopes():
 def test_slopes_of_released_checkpoints():
     arguments = torch.tensor([0.3, 1e-6, 2.5, 40.0]).reshape(4, 1, 1)
     for options in ("slopes=learned", "slopes=learned,softplus=true"):
-        made = create_encoding(f"alibi2d({options})", num_heads=4)
+        encoding = create_encoding(f"alibi2d({options})", num_heads=4)
         state = {"blocks.0.attn.m": arguments.clone(), "blocks.1.attn.m": arguments.clone()}
-        made.rename_checkpoint_keys(state, "blocks.0.attn.", "blocks.0.attn.pos_enc.")
+        encoding.rename_checkpoint_keys(state, "blocks.0.attn.", "blocks.0.attn.pos_enc.")
         assert set(state) == {"blocks.0.attn.pos_enc.slope", "blocks.1.attn.m"}
-        made.load_state_dict({"slope": state["blocks.0.attn.pos_enc.slope"]})
-        torch.testing.assert_close(made.head_slopes(), arguments.flatten())
+        encoding.load_state_dict({"slope": state["blocks.0.attn.pos_enc.slope"]})
+        torch.testing.assert_close(encoding.head_slopes(), arguments.flatten())
     with pytest.raises(OptionError, match=r"slopes down to -0\.5 in .*attn\.m"):
-        made.rename_checkpoint_keys(
+        encoding.rename_checkpoint_keys(
             {"attn.m": torch.tensor([-0.5, 1.0]).reshape(2, 1, 1)}, "attn.", "attn.pos_enc."
         )
     fixed = create_encoding("alibi2d", num_heads=4)
@@ -164,24 +164,24 @@ def test_slopes_of_released_checkpoints():
 
 def test_jitter():
     grid = Grid((4, 4), prefix=2)
-    made = create_encoding("alibi2d(jitter=0.3)", num_heads=3)
+    encoding = create_encoding("alibi2d(jitter=0.3)", num_heads=3)
     plain = create_encoding("alibi2d", num_heads=3).bias(grid.positions(), 0).dense()
-    assert torch.equal(made.eval().bias(made.prepare(grid.positions()), 0).dense(), plain)
-    made.train()
-    pos = made.prepare(grid.positions())
-    noise = made.bias(pos, 0).dense() - plain
+    assert torch.equal(encoding.eval().bias(encoding.prepare(grid.positions()), 0).dense(), plain)
+    encoding.train()
+    pos = encoding.prepare(grid.positions())
+    noise = encoding.bias(pos, 0).dense() - plain
     assert noise.shape == (1, 3, 18, 18)
     assert abs(noise.std() - 0.3) < 0.03
     assert noise[..., :2, :].abs().min() > 0  # prefix tokens included, as in the reference
-    assert torch.equal(made.bias(pos, 1).dense() - plain, noise)  # one draw for all layers
-    assert made.prepare(pos) is pos  # prepared already
-    own = torch.randn(1, 3, 18, 18)
-    pos = made.prepare(grid.positions(), draws={"jitter": own})
-    torch.testing.assert_close(made.bias(pos, 0).dense(), plain + own)
+    assert torch.equal(encoding.bias(pos, 1).dense() - plain, noise)  # one draw for all layers
+    assert encoding.prepare(pos) is pos  # prepared already
+    draws = torch.randn(1, 3, 18, 18)
+    pos = encoding.prepare(grid.positions(), draws={"jitter": draws})
+    torch.testing.assert_close(encoding.bias(pos, 0).dense(), plain + draws)
     other = create_encoding("alibi2d", num_heads=3)
     assert torch.equal(other.bias(pos, 0).dense(), plain)  # the draw of another encoding
     with pytest.raises(ShapeError, match=r"jitter of shape \(1 or b, 3, 18, 18\), got \(1, 2, 18, 18\)"):
-        made.prepare(grid.positions(), draws={"jitter": own[:, :2]})
+        encoding.prepare(grid.positions(), draws={"jitter": draws[:, :2]})
 
 
 def test_alibi():
@@ -207,14 +207,14 @@ def test_sincos2d():
 
 
 def test_sincos2d_rescaled():
-    made = create_encoding("sincos2d(std=0.02)", dim=16)
+    encoding = create_encoding("sincos2d(std=0.02)", dim=16)
     pos = Grid((5, 3), prefix=2).positions()
-    table = made.table(pos)
+    table = encoding.table(pos)
     assert table[:, 2:].std().item() == pytest.approx(0.02, rel=1e-5)
     plain = create_encoding("sincos2d", dim=16).table(pos)
     torch.testing.assert_close(table / table.abs().max(), plain / plain.abs().max())
     keep = torch.tensor([[0, 1, 3], [0, 9, 16]])
-    torch.testing.assert_close(made.table(pos.gather(keep))[1], table[0, keep[1]])
+    torch.testing.assert_close(encoding.table(pos.gather(keep))[1], table[0, keep[1]])
 
 
 def test_sincos2d_far_from_the_origin():
@@ -225,26 +225,26 @@ def test_sincos2d_far_from_the_origin():
 
 
 def test_learned_resamples_to_the_target_size():
-    made = create_encoding("learned", dim=8, grid=(5, 7))
+    encoding = create_encoding("learned", dim=8, grid=(5, 7))
     pos = Grid((5, 7), prefix=1).positions()
-    assert torch.equal(made.table(pos)[0, 1:], made.weight[0])
+    assert torch.equal(encoding.table(pos)[0, 1:], encoding.weight[0])
     for shape in ((3, 4), (10, 14), (1, 1), (5, 8), (7, 5)):
-        image = made.weight.reshape(1, 5, 7, 8).permute(0, 3, 1, 2)
+        image = encoding.weight.reshape(1, 5, 7, 8).permute(0, 3, 1, 2)
         expected = F.interpolate(image, size=shape, mode="bicubic", antialias=True, align_corners=False)
-        actual = made.table(Grid(shape).positions())
+        actual = encoding.table(Grid(shape).positions())
         assert torch.equal(actual, expected.permute(0, 2, 3, 1).flatten(1, 2))
     with torch.no_grad():
-        made.weight.fill_(0.7)
-    torch.testing.assert_close(made.table(Grid((9, 4)).positions()), torch.full((1, 36, 8), 0.7))
+        encoding.weight.fill_(0.7)
+    torch.testing.assert_close(encoding.table(Grid((9, 4)).positions()), torch.full((1, 36, 8), 0.7))
 
 
 @cases("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_learned_in_every_dtype(dtype):
-    made = create_encoding("learned", dim=8, grid=(3, 3)).to(dtype)
-    same, other = (made.table(Grid(s).positions()) for s in ((3, 3), (4, 2)))
+    encoding = create_encoding("learned", dim=8, grid=(3, 3)).to(dtype)
+    same, other = (encoding.table(Grid(s).positions()) for s in ((3, 3), (4, 2)))
     assert same.dtype == other.dtype == torch.promote_types(dtype, torch.float32)
-    assert resample(made.weight, (3, 3), (4, 2)).dtype == dtype
-    double = made.weight.double().reshape(1, 3, 3, 8).permute(0, 3, 1, 2)
+    assert resample(encoding.weight, (3, 3), (4, 2)).dtype == dtype
+    double = encoding.weight.double().reshape(1, 3, 3, 8).permute(0, 3, 1, 2)
     expected = (
         F.interpolate(double, size=(4, 2), mode="bicubic", antialias=True).permute(0, 2, 3, 1).flatten(1, 2)
     )
@@ -253,17 +253,17 @@ def test_learned_in_every_dtype(dtype):
 
 
 def test_learned_needs_a_grid():
-    made = create_encoding("learned", dim=8, grid=(3, 3))
-    assert made.weight.std().item() == pytest.approx(0.02, rel=0.3)
+    encoding = create_encoding("learned", dim=8, grid=(3, 3))
+    assert encoding.weight.std().item() == pytest.approx(0.02, rel=0.3)
     with pytest.raises(
         ShapeError, match=r"learned needs the tokens of a 2-axis grid, got 2 axes .*\. Use sincos2d"
     ):
-        made.table(Positions(torch.zeros(1, 4, 2)))
+        encoding.table(Positions(torch.zeros(1, 4, 2)))
 
 
 def test_none_does_nothing():
-    made = create_encoding("none")
-    assert made.config == {"name": "none"}
-    assert made.spec == {"name": "none"}
-    assert not list(made.parameters())
-    assert made.active(3)
+    encoding = create_encoding("none")
+    assert encoding.config == {"name": "none"}
+    assert encoding.spec == {"name": "none"}
+    assert not list(encoding.parameters())
+    assert encoding.active(3)

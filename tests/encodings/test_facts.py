@@ -1,4 +1,4 @@
-"""What encodings say of themselves: invariances, measured on attention logits, and lists by such facts."""
+"""Documented facts of encodings: invariances, measured on attention logits, and lists by facts."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ PROMISED = {
 
 
 def build(name, axes):
-    """Return an encoding for grids of so many axes, with parameters that are nowhere at a special value."""
+    """Return an encoding for grids with this number of axes, with random parameters."""
     facts = {"dim": DIM, "num_heads": HEADS, "depth": 4, "grid": SHAPES[axes]}
     name = PROMISED.get(name, name)
     encoding = create_encoding(name, **facts)
@@ -55,7 +55,7 @@ def test_parameters_belong_to_a_layer(name):
 
 
 def logits(encoding, pos, content):
-    """Return the logits of all softmaxes of two blocks, side by side."""
+    """Return the concatenated logits of all softmaxes of two blocks."""
     x, q, k = content
     result = []
     for layer in (0, 2):
@@ -67,7 +67,7 @@ def logits(encoding, pos, content):
 
 
 def invariances(encoding, axes):
-    """Return what leaves the logits between patches as they are, where each patch keeps its content."""
+    """Return the transforms of the grid under which the logits between patches are invariant, for fixed content."""
     shape = SHAPES[axes]
     pos = encoding.prepare(Grid(shape, reference=shape).positions())
     n = pos.tokens
@@ -79,45 +79,47 @@ def invariances(encoding, axes):
     def at(tokens):
         return [t.index_select(-2, tokens.flatten()) for t in content]
 
-    def moved(order):
+    def unchanged(order):
         order = order.flatten()
         return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-5)
 
-    if all(moved(cells.flip(axis)) for axis in range(axes)):
+    if all(unchanged(cells.flip(axis)) for axis in range(axes)):
         result.add("reflection")
-    if axes > 1 and all(moved(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
+    if axes > 1 and all(unchanged(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
         result.add("quarter_turns")
     # one corner of the grid gets the content of the opposite one
-    here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
-    order = torch.arange(n).index_copy(0, there, here)
-    copied = logits(encoding, pos, at(order))[:, :, there][..., there]
-    few = [t[..., :10, :] for t in content]
+    corner, opposite = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
+    order = torch.arange(n).index_copy(0, opposite, corner)
+    copied = logits(encoding, pos, at(order))[:, :, opposite][..., opposite]
+    first = [t[..., :10, :] for t in content]
     # what counts the tokens in between stays where all of them are moved
-    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5) or moved_anywhere(encoding, pos, few):
+    if torch.allclose(copied, base[:, :, corner][..., corner], atol=1e-5) or invariant_to_motion(
+        encoding, pos, first
+    ):
         result.add("translation")
     if axes > 1:
         frame = torch.linalg.qr(torch.randn((axes, axes), generator=generator, dtype=torch.float64))[0]
-        if moved_anywhere(encoding, pos, few, frame):
+        if invariant_to_motion(encoding, pos, first, frame):
             result.add("rotation")
     return result
 
 
-def moved_anywhere(encoding, pos, content, frame=None):
-    """Whether tokens at any coordinates keep their logits when all are moved, and rotated by one matrix if given."""
+def invariant_to_motion(encoding, pos, content, frame=None):
+    """Return whether logits are invariant to a translation of all coordinates, and to the rotation `frame`."""
     generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
     both = (points, (points if frame is None else points @ frame.T) + 3)
     try:
-        here, there = (Positions(p.float(), extent=pos.extent) for p in both)
+        before, after = (Positions(p.float(), extent=pos.extent) for p in both)
         return torch.allclose(
-            *(logits(encoding, encoding.prepare(p), content) for p in (here, there)), atol=1e-4
+            *(logits(encoding, encoding.prepare(p), content) for p in (before, after)), atol=1e-4
         )
     except VispeError:  # it needs a grid
         return False
 
 
 @cases("name", NAMES)
-def test_invariances_are_those_that_are_measured(name):
+def test_documented_invariances_equal_measured_ones(name):
     claimed = set(encoding_info(name).invariant)
     accepted = create_encoding(PROMISED.get(name, name), dim=DIM, num_heads=HEADS, depth=4, grid=(6, 6)).ndim
     for axes in encoding_class(name.partition(".")[0]).ndim:
@@ -127,13 +129,13 @@ def test_invariances_are_those_that_are_measured(name):
             assert axes not in accepted
             continue
         result = invariances(encoding, axes)
-        there = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
-        assert there <= result, axes
+        expected = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
+        assert expected <= result, axes
         # and nothing else that it could boast of; few cells of a line or a cube may agree by chance
-        assert result == there or axes != 2
+        assert result == expected or axes != 2
 
 
-def test_facts_are_of_the_words_of_the_field():
+def test_facts_use_the_vocabulary_of_their_field():
     for name in list_encodings():
         cls = encoding_class(name)
         assert set(cls.encodes) <= set(INFORMATION), name
@@ -164,8 +166,8 @@ def test_lists_by_facts():
 
 
 @cases("name", INSIDE)
-def test_who_reads_tokens(name):
-    """It needs them, or does not look at them."""
+def test_encodings_that_read_tokens(name):
+    """An encoding either requires tokens or ignores them."""
     ndim = encoding_class(name).ndim
     axes = 2 if 2 in ndim else ndim[0]
     encoding, pos = build(name, axes), Grid(SHAPES[axes]).positions()

@@ -1,4 +1,4 @@
-"""Golden cases of kinds that the public vectors do not show, made here by slow oracles in plain tensors."""
+"""Golden cases of kinds that are missing from the public vectors, computed by slow oracles in plain tensors."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def test_irpe_ratios_may_be_whole_numbers(passes, ratio):
     passes("irpe", rule, EXACT, in__x_int=offsets, in__x_float=offsets.float(), **arrays)
 
 
-def test_irpe_bias_gives_its_input_no_gradient(passes):
+def test_irpe_bias_has_no_gradient_of_its_input(passes):
     config = {"height": 1, "width": 3, "skip": 0, "method": "euc", "mode": "bias", "transposed": True}
     config |= {"shared_head": False, "num_heads": 2, "head_dim": 4, "ratio": 2.0, "rpe_on": "q", "seed": 0}
     table, cotangent = torch.randn(2, 9), torch.randn(1, 2, 3, 3)
@@ -60,8 +60,8 @@ def test_irpe_bias_gives_its_input_no_gradient(passes):
 
 
 @pytest.mark.parametrize("listed", ["circles", "coordinates", "nothing"])
-def test_gta_of_camera_poses_alone(passes, listed):
-    """Without so2 channels coordinates may be missing, or come with rotations that no channel uses."""
+def test_gta_of_camera_poses_only(passes, listed):
+    """Without so2 channels, coordinates may be missing or unused."""
     b, h, n, views, width = 1, 2, 6, 3, 8
     pose = torch.eye(4, dtype=torch.float64).repeat(b, views, 1, 1)
     pose[..., :3, :3] = torch.linalg.qr(torch.randn(b, views, 3, 3, dtype=torch.float64))[0]
@@ -122,13 +122,13 @@ def test_liere_of_large_blocks_rounds_as_float32_does(passes, block):
     positions = torch.cartesian_prod(*(torch.linspace(0, 1, n) for n in shape))[None]
     upper = raw.triu(1) - 0.5
     generators = (positions[..., None, None, None] * (upper - upper.mT)[:, 0]).sum(2)
-    turn = torch.matrix_exp(generators)
+    matrices = torch.matrix_exp(generators)
     q, k = (torch.randn(1, heads, 12, 64, requires_grad=True) for _ in "qk")
 
     def rotate(x):
         used = x[..., : blocks * block].unflatten(-1, (blocks, block))
         return torch.cat(
-            [torch.einsum("bnmij,bhnmj->bhnmi", turn, used).flatten(-2), x[..., blocks * block :]], -1
+            [torch.einsum("bnmij,bhnmj->bhnmi", matrices, used).flatten(-2), x[..., blocks * block :]], -1
         )
 
     result, cotangents = [rotate(q), rotate(k)], torch.randn(2, 1, heads, 12, 64)
@@ -144,7 +144,7 @@ def test_liere_of_large_blocks_rounds_as_float32_does(passes, block):
         in__cotangent_q=cotangents[0],
         in__cotangent_k=cotangents[1],
         param__generator_raw_params=raw,
-        out__rotation=turn[:, :, None],
+        out__rotation=matrices[:, :, None],
         out__q_rot=result[0],
         out__k_rot=result[1],
         out__grad__generator_raw_params=raw.grad,
@@ -168,13 +168,13 @@ def test_comrope_gradients_of_all_projections(passes):
         p.requires_grad_()
     x, positions = torch.randn(2, n, dim, requires_grad=True), torch.rand(2, n, axes, requires_grad=True)
     generators = (weights["freqs"] - weights["freqs"].mT) * weights["multiplier"]
-    turn = torch.matrix_exp(torch.einsum("bna,hamij->bnhmij", positions, generators))
+    matrices = torch.matrix_exp(torch.einsum("bna,hamij->bnhmij", positions, generators))
 
     def part(name):
         return (x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).unflatten(-1, (heads, head))
 
     def rotate(t):
-        return torch.einsum("bnhmij,bnhmj->bhnmi", turn, t.unflatten(-1, (blocks, block))).flatten(-2)
+        return torch.einsum("bnhmij,bnhmj->bhnmi", matrices, t.unflatten(-1, (blocks, block))).flatten(-2)
 
     q, k = rotate(part("q_proj") * head**-0.5), rotate(part("k_proj"))
     attn = (q @ k.mT).softmax(-1)
@@ -195,7 +195,7 @@ def test_comrope_gradients_of_all_projections(passes):
     arrays |= {"in__x": x, "in__positions": positions, "in__cotangent": cotangent}
     arrays |= {
         "out__exponent_matrix": generators,
-        "out__rotation_blocks": turn,
+        "out__rotation_blocks": matrices,
         "out__q_rot": q,
         "out__k_rot": k,
     }
@@ -205,7 +205,7 @@ def test_comrope_gradients_of_all_projections(passes):
 
 @pytest.mark.parametrize("method", ["yarn", "longrope"])
 def test_tables_of_far_positions_agree_to_the_last_digits(passes, method):
-    """Frequencies that differ in their last bit turn far positions by visibly other angles."""
+    """Frequencies that differ in the last bit rotate far positions by visibly different angles."""
     dim, base, scale, trained = 32, 10000, 3, 2048
     power = torch.pow(float(base), torch.arange(0, dim, 2).float() / dim)
     pos = torch.tensor([0, 1, 100, 6143])

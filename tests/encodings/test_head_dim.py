@@ -20,7 +20,7 @@ SHAPES = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}
 
 @cases("sizes", SIZES, ids=str)
 @cases("name", INSIDE)
-def test_attention_with_heads_of_their_own_width(name, sizes):
+def test_attention_with_head_dim(name, sizes):
     dim, heads, width = sizes
     axes = encoding_class(name).ndim
     shape = SHAPES[2 if 2 in axes else max(axes)]
@@ -36,7 +36,7 @@ def test_attention_with_heads_of_their_own_width(name, sizes):
     assert vispe.create_encoding(encoding.config).config == encoding.config
 
 
-def test_tokens_only_have_to_be_a_multiple_where_they_are_read_in_parts():
+def test_dim_must_be_a_multiple_only_where_tokens_are_split():
     vispe.Attention(10, 4, "rope_axial", head_dim=8)(torch.randn(1, 6, 10), (2, 3))
     for name in ("tpe2d", "selective_rope"):
         with pytest.raises(OptionError, match=f"{name} needs dim to be a multiple of num_heads, got dim=10"):
@@ -44,31 +44,31 @@ def test_tokens_only_have_to_be_a_multiple_where_they_are_read_in_parts():
 
 
 def test_xlnet_of_four_heads_of_six_channels():
-    made = vispe.create_encoding("transformer_xl.xlnet", dim=12, num_heads=4, head_dim=6)
-    assert {n: tuple(p.shape) for n, p in made.named_parameters()} == {
+    encoding = vispe.create_encoding("transformer_xl.xlnet", dim=12, num_heads=4, head_dim=6)
+    assert {n: tuple(p.shape) for n, p in encoding.named_parameters()} == {
         "r": (12, 4, 6),
         "r_w_bias": (4, 6),
         "r_r_bias": (4, 6),
     }
 
 
-def test_the_usual_width_is_not_part_of_the_configuration():
-    made = vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=8)
-    assert made.config == vispe.create_encoding("rope_axial", dim=32, num_heads=4).config
+def test_the_default_head_dim_is_not_part_of_the_config():
+    encoding = vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=8)
+    assert encoding.config == vispe.create_encoding("rope_axial", dim=32, num_heads=4).config
     assert "head_dim" not in vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=16).spec
 
 
 def test_errors():
     with pytest.raises(OptionError, match="rope_axial has head_dim=16 but the model has head_dim=8"):
         vispe.Attention(32, 4, "rope_axial(head_dim=16)")
-    finished = vispe.create_encoding("rope_axial", dim=32, num_heads=4)
+    encoding = vispe.create_encoding("rope_axial", dim=32, num_heads=4)
     with pytest.raises(OptionError, match="rope_axial has head_dim=8 but the model has head_dim=16"):
-        vispe.Attention(32, 4, finished, head_dim=16)
+        vispe.Attention(32, 4, encoding, head_dim=16)
     with pytest.raises(OptionError, match="Choose another num_heads, or pass head_dim"):
         vispe.Attention(10, 4)
 
 
-def test_every_encoding_that_checks_the_width_of_heads_takes_it():
+def test_every_encoding_that_checks_head_dim_accepts_it():
     for name in INSIDE:
         cls = encoding_class(name)
         if "_resolve_head_dim" in inspect.getsource(cls):

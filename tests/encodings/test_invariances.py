@@ -1,4 +1,4 @@
-"""What docstrings claim about shifts, turns and new grids, on grids that hypothesis chooses."""
+"""Claims of docstrings on shifts, rotations and new grids, on grids drawn by hypothesis."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_alibi2d_has_the_symmetries_of_the_square(n, prefix, spacing, metric, wr
 @given(
     h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, metric=metrics, wrap=flags, normalize=rules
 )
-def test_a_turn_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wrap, normalize):
+def test_a_rotation_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wrap, normalize):
     encoding = alibi2d(metric, wrap, "max" if normalize == "reference" else normalize)
     dense, rotated = (
         matrix(encoding, Grid((h, w), prefix, (dy, dx))),
@@ -78,7 +78,7 @@ def test_a_turn_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wra
     h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, metric=metrics, normalize=rules,
     down=st.integers(0, 8), right=st.integers(0, 8),
 )  # fmt: skip
-def test_wrapped_alibi2d_does_not_see_cyclic_shifts(h, w, prefix, dy, dx, metric, normalize, down, right):
+def test_wrapped_alibi2d_is_invariant_to_cyclic_shifts(h, w, prefix, dy, dx, metric, normalize, down, right):
     dense = matrix(alibi2d(metric, True, normalize), Grid((h, w), prefix, (dy, dx)))
     order = tokens_of(torch.arange(h * w).reshape(h, w).roll((down, right), (0, 1)), prefix)
     same(dense[:, order][:, :, order], dense)
@@ -88,8 +88,8 @@ def test_wrapped_alibi2d_does_not_see_cyclic_shifts(h, w, prefix, dy, dx, metric
 def test_alibi2d_without_wrap_depends_on_offsets_only(h, w, dy, dx, metric, normalize, data):
     dense = matrix(alibi2d(metric, False, normalize), Grid((h, w), 0, (dy, dx))).reshape(2, h, w, h, w)
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
-    moved = dense[:, down:, right:, down:, right:]
-    same(moved, dense[:, : h - down, : w - right, : h - down, : w - right])
+    shifted = dense[:, down:, right:, down:, right:]
+    same(shifted, dense[:, : h - down, : w - right, : h - down, : w - right])
 
 
 @given(
@@ -108,7 +108,7 @@ def test_alibi2d_is_symmetric_with_a_zero_diagonal(h, w, prefix, dy, dx, metric,
 
 
 @given(h=sides, w=sides, prefix=prefixes, more=st.integers(1, 5))
-def test_local_alibi2d_costs_the_same_on_every_grid(h, w, prefix, more):
+def test_local_alibi2d_is_equal_on_every_grid(h, w, prefix, more):
     encoding = create_encoding("alibi2d.local", num_heads=2)
     small = encoding.bias(Grid((h, w), prefix).positions(), 0).dense()
     large = encoding.bias(Grid((h + more, w + more), prefix).positions(), 0).dense()
@@ -127,7 +127,7 @@ def test_alibi_is_unchanged_by_reversal_and_shift(n, prefix):
 
 
 @given(h=sides, w=sides, prefix=prefixes, more=st.integers(1, 9), dy=spacings, dx=spacings)
-def test_sincos2d_at_a_coordinate_does_not_see_the_grid(h, w, prefix, more, dy, dx):
+def test_sincos2d_at_a_coordinate_does_not_depend_on_the_grid(h, w, prefix, more, dy, dx):
     encoding = create_encoding("sincos2d", dim=16)
     small = encoding.table(Grid((h, w), prefix, (dy, dx)).positions())[0, prefix:].reshape(h, w, 16)
     large = encoding.table(Grid((h + more, w + more), prefix, (dy, dx)).positions())[0, prefix:]
@@ -137,14 +137,14 @@ def test_sincos2d_at_a_coordinate_does_not_see_the_grid(h, w, prefix, more, dy, 
 @given(h=sides, w=sides, to_h=sides, to_w=sides, prefix=prefixes, level=st.floats(-2, 2, width=32))
 def test_learned_resampling(h, w, to_h, to_w, prefix, level):
     encoding = create_encoding("learned", dim=4, grid=(h, w))
-    here = encoding.table(Grid((h, w), prefix).positions())
-    assert torch.equal(here[0, prefix:], encoding.weight[0])
-    there = encoding.table(Grid((to_h, to_w), prefix).positions())
-    assert (there[:, :prefix] == 0).all()
+    table = encoding.table(Grid((h, w), prefix).positions())
+    assert torch.equal(table[0, prefix:], encoding.weight[0])
+    resampled = encoding.table(Grid((to_h, to_w), prefix).positions())
+    assert (resampled[:, :prefix] == 0).all()
     image = encoding.weight.reshape(1, h, w, 4).permute(0, 3, 1, 2)
     expected = F.interpolate(image, size=(to_h, to_w), mode="bicubic", antialias=True, align_corners=False)
     torch.testing.assert_close(
-        there[0, prefix:], expected[0].permute(1, 2, 0).flatten(0, 1), rtol=0, atol=1e-7
+        resampled[0, prefix:], expected[0].permute(1, 2, 0).flatten(0, 1), rtol=0, atol=1e-7
     )
     with torch.no_grad():
         encoding.weight.fill_(level)
@@ -183,12 +183,12 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
     chosen = [data.draw(st.permutations(range(grid.patches))) for _ in range(2)]
     count = data.draw(st.integers(1, grid.patches))
     keep = torch.stack([tokens_of(torch.tensor(c[:count]), prefix) for c in chosen])
-    retained = pos.gather(keep)
+    subset = pos.gather(keep)
     image = torch.randn(1, 3, 4 * h, 4 * w)
     for i in range(2):
         if isinstance(encoding, Additive):
             torch.testing.assert_close(
-                encoding.table(retained, image)[i], encoding.table(pos, image)[0, keep[i]], rtol=0, atol=1e-6
+                encoding.table(subset, image)[i], encoding.table(pos, image)[0, keep[i]], rtol=0, atol=1e-6
             )
         if isinstance(encoding, Biased) and encoding.bias(pos, 0) is not None:
             q, k = torch.randn(2, 1, 2, pos.tokens, 8, dtype=torch.float64)
@@ -197,5 +197,5 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
             # with wide spacings biases reach 100, of which 2e-6 is less than one ulp of float32
             finite = dense[dense.isfinite()]
             digits = finite.abs().max().clamp(min=1)
-            dropped = encoding.bias(retained, 0).dense(q=q, k=k, scale=1.0)[i]
+            dropped = encoding.bias(subset, 0).dense(q=q, k=k, scale=1.0)[i]
             same(dropped / digits, dense[:, keep[i]][:, :, keep[i]] / digits)

@@ -1,4 +1,4 @@
-"""Encodings that take several softmaxes, and calibrations in front of a rotation."""
+"""Encodings with several softmaxes, and calibrations before a rotation."""
 
 import pytest
 import timm
@@ -33,8 +33,8 @@ class Both(Biased):
 
     def branches(self, pos, layer, x=None):
         share = self.gate.sigmoid()[:, None, None]
-        place = pos.coords.sum(-1).to(self.tilt.dtype)
-        logits = self.tilt * (place[:, :, None] - 2 * place[:, None])[:, None]
+        coord_sum = pos.coords.sum(-1).to(self.tilt.dtype)
+        logits = self.tilt * (coord_sum[:, :, None] - 2 * coord_sum[:, None])[:, None]
         return [Branch(1 - share[None]), Branch(share[None], None, DenseBias(logits, pos).as_logits())]
 
 
@@ -55,11 +55,11 @@ def _registered(monkeypatch):
 
 
 def expected(encoding, q, k, v, pos):
-    """Return what the definition says, from weights."""
+    """Return the output by the definition, from the weights."""
     share = encoding.gate.sigmoid()[:, None, None]
     content = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    place = pos.coords.sum(-1).to(q)
-    fixed = (encoding.tilt * (place[:, :, None] - 2 * place[:, None]))[:, None].softmax(-1)
+    coord_sum = pos.coords.sum(-1).to(q)
+    fixed = (encoding.tilt * (coord_sum[:, :, None] - 2 * coord_sum[:, None]))[:, None].softmax(-1)
     return ((1 - share) * content + share * fixed) @ v
 
 
@@ -70,24 +70,26 @@ def test_branches_add_up_with_their_gates(shape):
     leaves = [t.requires_grad_() for t in (q, k, v)] + list(encoding.parameters())
     out, target = attend(q, k, v, [encoding], pos, 0), expected(encoding, q, k, v, pos)
     torch.testing.assert_close(out, target)
-    for got, want in zip(*(torch.autograd.grad(o, leaves, cotangent) for o in (out, target)), strict=True):
-        torch.testing.assert_close(got, want)
+    for actual, expected_grad in zip(
+        *(torch.autograd.grad(o, leaves, cotangent) for o in (out, target)), strict=True
+    ):
+        torch.testing.assert_close(actual, expected_grad)
 
 
 @cases("fused", [True, False])
-def test_a_converted_model_takes_branches(fused):
+def test_a_converted_model_supports_branches(fused):
     model = timm.create_model("test_vit", img_size=64, pos_embed="both", num_classes=5).eval()
     weights = []
     for block in model.blocks:
         block.attn.fused_attn = fused
         block.attn.attn_drop.register_forward_hook(lambda module, args, out: weights.append(out))
     image = torch.randn(2, 3, 64, 64)
-    recorded = []
+    calls = []
     block = model.blocks[0].attn
-    block.register_forward_pre_hook(lambda module, args, kwargs: recorded.append(args[0]), with_kwargs=True)
-    block.register_forward_hook(lambda module, args, out: recorded.append(out))
+    block.register_forward_pre_hook(lambda module, args, kwargs: calls.append(args[0]), with_kwargs=True)
+    block.register_forward_hook(lambda module, args, out: calls.append(out))
     model(image).sum().backward()
-    x, out = recorded
+    x, out = calls
     q, k, v = block.qkv(x).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k = block.q_norm(q), block.k_norm(k)
     (encoding,) = block.pos_enc.parts()
@@ -108,7 +110,7 @@ def test_branches_through_the_layer_of_vispe():
     torch.testing.assert_close(layer(x, pos), layer.proj(target), rtol=1e-4, atol=1e-5)
 
 
-def test_what_branches_refuse():
+def test_branches_reject_unsupported_options():
     both, pos = Both(num_heads=3), Grid((2, 3)).positions()
     with pytest.raises(
         UnsupportedCombination, match="both uses several softmaxes, which cannot be combined with alibi2d"
@@ -123,8 +125,10 @@ def test_what_branches_refuse():
 
     class Values(Both):
         def branches(self, pos, layer, x=None):
-            turn = torch.zeros(1, 1, pos.tokens, 2)
-            return [Branch(torch.ones(1, 1, 1, 1), PairRotation(turn.cos(), turn.sin(), "half", values=True))]
+            angles = torch.zeros(1, 1, pos.tokens, 2)
+            return [
+                Branch(torch.ones(1, 1, 1, 1), PairRotation(angles.cos(), angles.sin(), "half", values=True))
+            ]
 
     with pytest.raises(
         UnsupportedCombination, match="A branch of both transforms values, which all branches"

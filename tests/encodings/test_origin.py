@@ -1,4 +1,4 @@
-"""Where coordinates are counted from: encodings follow, or say that they cannot; none ignores it."""
+"""Option origin of grids: every encoding either follows it or raises."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ PLACELESS = {"none", "dynamic", "psc", "ssmax"}
 
 @cases("spec", [*NAMES, *SUMS])
 @cases("origin", ["end", "centre"])
-def test_coordinates_are_followed_or_refused(spec, origin):
+def test_encodings_follow_the_origin_or_raise(spec, origin):
     encoding = build(spec).eval()
     axes = max(set.intersection(*(set(e.ndim) for e in encoding.parts())))
     shape = {1: (5,), 2: (3, 4), 3: (2, 3, 2)}[min(axes, 2) if axes == 3 and encoding.parts()[1:] else axes]
@@ -36,13 +36,15 @@ def test_coordinates_are_followed_or_refused(spec, origin):
         except ShapeError:
             expected = forward(encoding, encoding.prepare(start.replace(coords=pos.coords)), x)
             same = forward(encoding, encoding.prepare(start), x)
-            alike = {"translation", "reflection"} <= set(encoding.parts()[0].invariant)
-            assert alike or not torch.equal(expected, same), "it does not read coordinates, and must refuse"
+            invariant = {"translation", "reflection"} <= set(encoding.parts()[0].invariant)
+            assert invariant or not torch.equal(expected, same), (
+                "it does not read coordinates, and must refuse"
+            )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_which_refuse():
-    """Tables of cells, fractions of the field, orders and samplers; not what reads coordinates or distances."""
+def test_encodings_that_raise():
+    """Tables of cells, fractions of the field, orders and samplers raise; coordinates and distances do not."""
     pos = Grid((3, 4), origin="end").positions()
     facts = {"dim": DIM, "num_heads": 3, "depth": 4, "grid": (3, 4)}
     for name in ("learned", "legendre", "fourier", "border", "countdown", "ranked", "seqpe_input", "jitter"):
@@ -53,12 +55,12 @@ def test_which_refuse():
             encoding.embed(torch.zeros(1, 12, DIM), pos) if name != "jitter" else encoding.prepare(pos)
     for name in ("sincos2d", "fourier(normalize=none)", "spder(normalize=false)"):
         encoding = create_encoding(name, **facts)
-        moved = encoding.table(pos)
-        torch.testing.assert_close(moved, encoding.table(Grid((3, 4)).positions()).flip(1))
+        result = encoding.table(pos)
+        torch.testing.assert_close(result, encoding.table(Grid((3, 4)).positions()).flip(1))
 
 
-def test_rows_that_turn_with_the_grid():
-    """From the centre, mirrored positions differ by the sign of a coordinate: sines by theirs, cosines not at all."""
+def test_rows_of_mirrored_positions():
+    """From the centre, mirrored positions differ by the sign of a coordinate: sines change sign, cosines are equal."""
     encoding = create_encoding("sincos2d", dim=8)
     table = encoding.table(Grid((3, 5), origin="centre").positions())[0].unflatten(0, (3, 5))
     sign = torch.tensor([-1.0, -1, 1, 1, 1, 1, 1, 1])

@@ -1,4 +1,4 @@
-"""Specs in every form, names and presets, errors that help, and encodings of other packages."""
+"""Specs in every form, names and presets, error messages, and encodings of other packages."""
 
 import sys
 import textwrap
@@ -70,7 +70,7 @@ def test_sums_in_every_form():
     assert parse_spec(built) == expected
 
 
-def test_finished_members_of_a_list_stay_themselves():
+def test_instances_in_a_list_are_not_copied():
     learned = create_encoding("alibi2d(slopes=learned)", num_heads=4)
     built = create_encoding([learned, "sincos2d"], dim=8, num_heads=4)
     assert built.parts()[0] is learned
@@ -159,13 +159,13 @@ def test_options_and_facts():
 
 
 def test_an_encoding_and_its_host_agree_on_sizes():
-    made = create_encoding("alibi2d", num_heads=4)
+    encoding = create_encoding("alibi2d", num_heads=4)
     for spec in (
-        made,
-        made.config,
+        encoding,
+        encoding.config,
         {"name": "alibi2d", "num_heads": 4},
         "alibi2d(num_heads=4)",
-        [made, "none"],
+        [encoding, "none"],
     ):
         assert create_encoding(spec, num_heads=4)
         with pytest.raises(OptionError, match="alibi2d has num_heads=4 but the model has num_heads=6"):
@@ -194,8 +194,8 @@ def test_compose():
 
 
 def test_lists(registry, monkeypatch):
-    few = ("sincos2d", "none", "learned", "alibi2d", "alibi")
-    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._find_class(n) for n in few})
+    examples = ("sincos2d", "none", "learned", "alibi2d", "alibi")
+    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._find_class(n) for n in examples})
     monkeypatch.setattr(registry, "_FILES", {})
     names = list_encodings()
     assert names == ["alibi", "alibi2d", "learned", "none", "sincos2d"]
@@ -217,7 +217,7 @@ def test_lists(registry, monkeypatch):
         list_encodings(kind="biass")
 
 
-def test_names_are_sorted_as_people_count(registry):
+def test_names_are_in_natural_order(registry):
     for i in (10, 9, 1):
         register(type(f"T{i}", (Encoding,), {"name": f"t{i}_x"}))
     assert list_encodings("t*_x") == ["t1_x", "t9_x", "t10_x"]
@@ -275,7 +275,7 @@ PLUGIN = """
 
 @pytest.fixture
 def install(registry, tmp_path, monkeypatch):
-    """Return a function that puts a distribution with entry points and modules on the path."""
+    """Return a function that adds a distribution with entry points and modules to the path."""
 
     def put(points, **modules):
         info = tmp_path / "ramp_encodings-1.0.dist-info"
@@ -310,9 +310,9 @@ def test_encodings_of_other_packages(install):
         ramp_two=registers,
         ramp_own="raise RuntimeError('of this package')",
     )
-    with pytest.warns(RuntimeWarning, match="cannot be loaded") as caught:
+    with pytest.warns(RuntimeWarning, match="cannot be loaded") as warnings:
         assert list_encodings("ramp*") == ["ramp", "ramp_two"]
-    messages = sorted(str(w.message) for w in caught)
+    messages = sorted(str(w.message) for w in warnings)
     assert len(messages) == 3
     assert (
         "'own' of ramp-encodings cannot be loaded from 'ramp_own', got RuntimeError: of this" in messages[2]
@@ -323,8 +323,8 @@ def test_encodings_of_other_packages(install):
     assert messages[1].startswith(
         "The encoding 'gone' of ramp-encodings cannot be loaded from 'ramp_gone:Ramp', got "
     )
-    made = create_encoding("ramp(gain=2)+alibi2d", dim=4, num_heads=2)
-    table = made.parts()[0].table(vispe.Grid((3, 1)).positions())
+    encoding = create_encoding("ramp(gain=2)+alibi2d", dim=4, num_heads=2)
+    table = encoding.parts()[0].table(vispe.Grid((3, 1)).positions())
     assert table[0, :, 0].tolist() == [0.0, 2.0, 4.0]
 
 
@@ -339,7 +339,7 @@ def test_encodings_of_other_packages(install):
         ),
     ],
 )
-def test_packages_that_do_wrong(install, point, name, message):
+def test_invalid_packages(install, point, name, message):
     install([point], ramp_one=PLUGIN.format(name=name))
     with pytest.raises(OptionError, match=message):
         list_encodings()
@@ -348,10 +348,10 @@ def test_packages_that_do_wrong(install, point, name, message):
 def test_config_is_json_and_rebuilds():
     import json
 
-    made = create_encoding("alibi2d(spacing=[2,1],layers=[0,1],slopes=learned)", num_heads=4, depth=3)
-    again = create_encoding(json.loads(json.dumps(made.config)))
-    assert again.config == made.config
-    assert json.loads(json.dumps(made.spec)) == {
+    encoding = create_encoding("alibi2d(spacing=[2,1],layers=[0,1],slopes=learned)", num_heads=4, depth=3)
+    rebuilt = create_encoding(json.loads(json.dumps(encoding.config)))
+    assert rebuilt.config == encoding.config
+    assert json.loads(json.dumps(encoding.spec)) == {
         "name": "alibi2d", "slopes": "learned", "spacing": [2.0, 1.0], "layers": [0, 1],
     }  # fmt: skip
-    assert isinstance(again.slope, torch.nn.Parameter)
+    assert isinstance(rebuilt.slope, torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""Names with hyphens or capitals, everywhere where names of encodings and schemes are looked up."""
+"""Names with hyphens or capitals, wherever names of encodings and schemes are looked up."""
 
 import pytest
 

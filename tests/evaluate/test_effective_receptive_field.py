@@ -85,7 +85,7 @@ def test_table_and_json_agree():
     assert len(figure.axes) == 3
 
 
-def test_refusals():
+def test_errors():
     conv = nn.Conv2d(3, 4, 3)
     with pytest.raises(ShapeError, match="no images"):
         effective_receptive_field(conv, [])

@@ -25,9 +25,9 @@ from vispe.evaluate.measure.audited_model import as_audited_model
 
 def vit(spec=None, **options):
     torch.manual_seed(0)
-    more = {} if spec is None else {"pos_embed": spec}
+    pos_embed_option = {} if spec is None else {"pos_embed": spec}
     return timm.create_model(
-        "vit_tiny_patch16_224", img_size=96, depth=2, num_classes=3, **more, **options
+        "vit_tiny_patch16_224", img_size=96, depth=2, num_classes=3, **pos_embed_option, **options
     ).eval()
 
 
@@ -101,10 +101,10 @@ def test_values_are_those_of_an_audit(name):
 @pytest.mark.usefixtures("every")
 def test_backbones_are_measured_at_their_last_stage():
     backbone = dinov2(Dinov2Backbone, out_features=["stage1", "stage2"])
-    whole = dinov2()
-    whole.load_state_dict(backbone.state_dict())
+    network = dinov2()
+    network.load_state_dict(backbone.state_dict())
     images, values = torch.randn(2, 3, 96, 96), []
-    for model in (backbone, whole):
+    for model in (backbone, network):
         with vispe.monitor(model, ["probe", "spectrum"]) as m:
             model(images)
         values.append([finding.value for finding in m.report().findings])
@@ -215,7 +215,7 @@ def test_all_measures_of_the_audit_have_a_row(monkeypatch):
     assert "runs the model on other images" in report.to_markdown()
 
 
-def test_refusals():
+def test_errors():
     model = vit()
     with pytest.raises(InputError, match="no forward pass of VisionTransformer"):
         vispe.monitor(model).report()

@@ -20,7 +20,7 @@ def test_memories_query_by_query(mode, topk, threshold):
     y = attend_with_external_memory(
         call, ExternalMemory(bank, values), topk=topk, threshold=threshold, mode=mode
     )
-    rotated, own = rotation(line(6)).query(q), rotation(line(6)).key(k)
+    rotated, rotated_k = rotation(line(6)).query(q), rotation(line(6)).key(k)
     for b in range(2):
         for h in range(4):
             for i in range(6):
@@ -28,18 +28,18 @@ def test_memories_query_by_query(mode, topk, threshold):
                 cosine = torch.cosine_similarity(compared, bank[b, h // 2], -1)
                 best = [int(j) for j in cosine.argsort(descending=True)[:topk]]
                 best = [j for j in best if threshold is None or cosine[j] > threshold]
-                keys = torch.cat([bank[b, h // 2, best], own[b, h // 2, : i + 1]])
+                keys = torch.cat([bank[b, h // 2, best], rotated_k[b, h // 2, : i + 1]])
                 weights = (keys @ rotated[b, h, i] * 8**-0.5).softmax(0)
                 expected = weights @ torch.cat([values[b, h // 2, best], v[b, h // 2, : i + 1]])
                 torch.testing.assert_close(y[b, h, i], expected)
 
 
-def test_memories_with_alibi_and_where_they_are():
+def test_memories_with_alibi_and_their_positions():
     q, k, v = inputs(n=5, kv_heads=4)
     bank = k[:1, :, :3].clone()
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
-    own = DenseBias(-slopes[None, :, None, None] * torch.ones(1, 4, 5, 5, dtype=torch.float64))
-    call = Call(q, k, v, bias=own, is_causal=True)
+    self_bias = DenseBias(-slopes[None, :, None, None] * torch.ones(1, 4, 5, 5, dtype=torch.float64))
+    call = Call(q, k, v, bias=self_bias, is_causal=True)
     y = attend_with_external_memory(
         call, ExternalMemory(bank, bank, bias=external_memory_bias(slopes, 5)), topk=3
     )
@@ -47,7 +47,7 @@ def test_memories_with_alibi_and_where_they_are():
     bias = torch.cat(
         [
             -5 * slopes[:, None, None].expand(4, 5, 3),
-            own.dense()[0].masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf),
+            self_bias.dense()[0].masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf),
         ],
         -1,
     )
@@ -75,7 +75,7 @@ def test_gradients_with_memories():
     assert torch.autograd.gradcheck(run, (q, k, v, bank), fast_mode=True)
 
 
-def test_wrong_memories_are_refused():
+def test_wrong_memories_raise():
     q, k, v = inputs(n=5)
     call, bank = Call(q, k, v, enable_gqa=True), torch.ones(1, 4, 3, 8)
     with pytest.raises(ShapeError, match="batch size"):

@@ -1,4 +1,4 @@
-"""Steering: what it changes, written out; what it leaves alone; and that nothing of it stays."""
+"""Interventions: their effect against explicit attention, unchanged parts, and removal."""
 
 import pytest
 import timm
@@ -85,7 +85,7 @@ def result(model, x):
 
 @cases("case", STEERS)
 @torch.no_grad()
-def test_nothing_of_it_stays(case):
+def test_interventions_are_removed(case):
     make, inputs, steer = STEERS[case]
     model, x = make(), inputs()
     before, registered = result(model, x), set(transformers.AttentionInterface())
@@ -111,7 +111,7 @@ def test_nothing_of_it_stays(case):
 
 @torch.no_grad()
 @cases("reader", [False, True])
-def test_scaling_in_a_vit_is_attention_written_out(reader):
+def test_scaling_in_a_vit_equals_explicit_attention(reader):
     model = vit()
     attn, x = model.blocks[1].attn, torch.randn(2, 16, 32)
     scaled = x.clone()
@@ -120,47 +120,47 @@ def test_scaling_in_a_vit_is_attention_written_out(reader):
         torch.nn.functional.linear(y, w, b).unflatten(-1, (4, 8)).transpose(1, 2)
         for y, w, b in zip((scaled, scaled, x), attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True)
     )
-    want = attn.proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    plain, recorded = attn(x), []
+    expected = attn.proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    plain, calls = attn(x), []
     with scale_channel(model, 5, -0.5, layers=[1], reader=reader):
-        handle = attn.qkv.register_forward_hook(lambda m, a, out: recorded.append(out))
+        handle = attn.qkv.register_forward_hook(lambda m, a, out: calls.append(out))
         actual = attn(x)
         handle.remove()
-    assert torch.allclose(actual[:, 0], want[:, 0], atol=1e-5)
-    assert torch.allclose(actual[:, 1:], (plain if reader else want)[:, 1:], atol=1e-5)
+    assert torch.allclose(actual[:, 0], expected[:, 0], atol=1e-5)
+    assert torch.allclose(actual[:, 1:], (plain if reader else expected)[:, 1:], atol=1e-5)
     # values are those of the layer, bit by bit
-    assert torch.equal(recorded[-1][..., 64:], attn.qkv(x)[..., 64:])
+    assert torch.equal(calls[-1][..., 64:], attn.qkv(x)[..., 64:])
 
 
-def written_out(module, x, scaled, turn, change=lambda attn: attn):
-    """Attention of the last token of a decoder's layer."""
+def explicit_attention(module, x, scaled, rotary, change=lambda attn: attn):
+    """Return the attention of the last token of a decoder layer."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     q, k = (f(scaled).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (module.q_proj, module.k_proj))
     v = module.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2).repeat_interleave(2, 1)
-    q, k = apply_rotary_pos_emb(q, k, *turn)
+    q, k = apply_rotary_pos_emb(q, k, *rotary)
     attn = (q[:, :, -1:] @ k.repeat_interleave(2, 1).mT / 8**0.5).softmax(-1)
     return module.o_proj((change(attn) @ v).transpose(1, 2).flatten(2))[:, 0]
 
 
 def layer_inputs(model, number, x):
-    recorded = []
+    calls = []
     module = model.model.layers[number].self_attn
-    handle = module.register_forward_pre_hook(lambda m, a, kw: recorded.append(kw), with_kwargs=True)
+    handle = module.register_forward_pre_hook(lambda m, a, kw: calls.append(kw), with_kwargs=True)
     model(x)
     handle.remove()
-    return module, recorded[0]["hidden_states"], recorded[0]["position_embeddings"]
+    return module, calls[0]["hidden_states"], calls[0]["position_embeddings"]
 
 
 @torch.no_grad()
-def test_scaling_in_a_decoder_is_the_last_query_with_all_keys_projected_again():
+def test_scaling_in_a_decoder_equals_explicit_attention():
     model, x = decoder(), words()
-    module, hidden, turn = layer_inputs(model, 2, x)
-    plain = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+    module, hidden, rotary = layer_inputs(model, 2, x)
+    plain = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
     scaled = hidden.clone()
     scaled[..., 7] *= 0.0
     with scale_channel(model, 7, 0.0, layers=[2]):
-        actual = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+        actual = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
         generated = model.generate(x, max_new_tokens=3, do_sample=False, use_cache=False)
         with pytest.raises(
             ShapeError, match=r"got a cache of 9 tokens\. Call the model with use_cache=False"
@@ -169,7 +169,7 @@ def test_scaling_in_a_decoder_is_the_last_query_with_all_keys_projected_again():
         with pytest.raises(ShapeError, match="Pad on the left"):
             model(x, attention_mask=torch.arange(9).expand(2, 9) < 8)
         logits = model(x).logits
-    assert torch.allclose(actual[:, -1], written_out(module, hidden, scaled, turn), atol=1e-5)
+    assert torch.allclose(actual[:, -1], explicit_attention(module, hidden, scaled, rotary), atol=1e-5)
     assert torch.equal(actual[:, :-1], plain[:, :-1])
     assert torch.equal(generated[:, 9], logits[:, -1].argmax(-1))
 
@@ -203,28 +203,30 @@ def test_decoders_are_calibrated_in_the_last_half(kind, implementation):
 
 
 @torch.no_grad()
-def test_calibration_in_a_decoder_is_attention_written_out():
+def test_calibration_in_a_decoder_equals_explicit_attention():
     model, x = decoder(), words()
-    module, hidden, turn = layer_inputs(model, 3, x)
+    module, hidden, rotary = layer_inputs(model, 3, x)
     change = lambda attn: calibrate(attn, WORDS, DUMMY[:2], 0.1).attention.float()  # noqa: E731
     with calibrated(model, WORDS, DUMMY[:2], temperature=0.1, layers=[3]):
-        actual = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+        actual = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
         # tokens that are added are of no item, with a cache and without one
         cached = model.generate(x, max_new_tokens=4, do_sample=False)
         assert torch.equal(cached, model.generate(x, max_new_tokens=4, do_sample=False, use_cache=False))
         # padding on the left is masked
         padded = torch.cat([torch.zeros(2, 2, dtype=torch.int64), x], 1)
         mask = (padded > 0).long()
-    assert torch.allclose(actual[:, -1], written_out(module, hidden, hidden, turn, change), atol=1e-5)
+    assert torch.allclose(
+        actual[:, -1], explicit_attention(module, hidden, hidden, rotary, change), atol=1e-5
+    )
     with calibrated(model, torch.cat([torch.tensor([-1, -1]), WORDS]), DUMMY[:2], temperature=0.1):
-        left = model(padded, attention_mask=mask).logits[:, -1]
+        logits = model(padded, attention_mask=mask).logits[:, -1]
     with calibrated(model, WORDS, DUMMY[:2], temperature=0.1):
-        assert torch.allclose(left, model(x).logits[:, -1], atol=1e-4)
+        assert torch.allclose(logits, model(x).logits[:, -1], atol=1e-4)
 
 
 @cases("family", ["qwen2_5_vl", "llava"])
 @torch.no_grad()
-def test_the_language_model_of_a_vision_language_model_is_steered(family):
+def test_the_language_model_of_a_vision_language_model_is_changed(family):
     from tests.hosts.transformers.tiny import batch, make
 
     model, inputs = make(family), batch(family, (3, "image", 4)).inputs
@@ -240,7 +242,7 @@ def test_the_language_model_of_a_vision_language_model_is_steered(family):
 
 
 @torch.no_grad()
-def test_calibration_in_a_vit_is_attention_written_out():
+def test_calibration_in_a_vit_equals_explicit_attention():
     model = vit()
     attn, x = model.blocks[3].attn, torch.randn(2, 16, 32)
     q, k, v = attn.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
@@ -250,14 +252,14 @@ def test_calibration_in_a_vit_is_attention_written_out():
         slot_curve(weights[:, :, 0], ITEM).sum(-1).numpy(), abs=1e-6
     )
     weights[:, :, 0] = row.float()
-    want = attn.proj((weights @ v).transpose(1, 2).flatten(2))
+    expected = attn.proj((weights @ v).transpose(1, 2).flatten(2))
     with calibrated(model, ITEM, DUMMY, temperature=0.1):
-        assert torch.allclose(attn(x), want, atol=1e-5)
+        assert torch.allclose(attn(x), expected, atol=1e-5)
     assert attn.fused_attn
 
 
 @torch.no_grad()
-def test_without_a_change_outputs_are_the_same():
+def test_outputs_are_equal_without_a_change():
     for make, x in ((vit, image()), (decoder, words())):
         model = make()
         with scale_channel(model, 0, 1.0):
@@ -272,7 +274,7 @@ def test_gradients_flow():
     assert model.model.layers[0].self_attn.q_proj.weight.grad.isfinite().all()
 
 
-def test_what_cannot_be_steered_is_refused_in_a_sentence():
+def test_errors():
     for model in (
         nn.Linear(2, 2),
         transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)),

@@ -1,4 +1,4 @@
-"""TapeBlock against its definition, token by token, and the tables it starts with."""
+"""TapeBlock against its definition, token by token, and its initial tables."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from vispe.experimental.tape import TapeBlock, tape_state
 
 
 def build(**options):
-    """Return a block in which nothing is 0."""
+    """Return a block without zero parameters."""
     block = TapeBlock(**{"dim": 12, "num_heads": 2, "hidden": 10, "position_size": 3, **options}).double()
     with torch.no_grad():
         for name, parameter in block.named_parameters():
@@ -28,7 +28,7 @@ def slow(block, x, state, causal=False, keep=None):
     def norm(layer, t):
         return t / (t.square().mean() + 1e-6).sqrt() * layer.weight
 
-    def turn(t, h, i):
+    def rotate(t, h, i):
         half = width // 2
         other = torch.cat([-t[half:], t[:half]])
         return t * state[0, h, i] + other * state[1, h, i]
@@ -42,7 +42,9 @@ def slow(block, x, state, causal=False, keep=None):
     for i in range(n):
         mixed = []
         for h in range(heads):
-            logits = torch.stack([turn(q[i, h], h, i) @ turn(k[j, h], h, j) * width**-0.5 for j in range(n)])
+            logits = torch.stack(
+                [rotate(q[i, h], h, i) @ rotate(k[j, h], h, j) * width**-0.5 for j in range(n)]
+            )
             for j in range(n):
                 if (causal and j > i) or (keep is not None and not keep[j]):
                     logits[j] = -torch.inf
@@ -104,15 +106,15 @@ def test_new_blocks_have_the_rotation_of_axial_rope(shape):
     torch.testing.assert_close(out, y + block.mlp_down(F.silu(block.mlp_gate(h)) * block.mlp_up(h)))
 
 
-def test_positions_of_the_start():
-    grid, whole = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
+def test_initial_state():
+    grid, full = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
     far = tape_state((5, 6), **grid).unflatten(3, (5, 6))[:, :, :, 2:, 2:].flatten(3, 4)
-    torch.testing.assert_close(whole, far)
+    torch.testing.assert_close(full, far)
     keep = torch.tensor([[0, 3, 8], [0, 12, 1]])
     pos = Grid((3, 4), 1).positions()
-    every, few = (tape_state(p, **grid) for p in (pos, pos.gather(keep)))
+    every, subset = (tape_state(p, **grid) for p in (pos, pos.gather(keep)))
     for i in range(2):
-        assert torch.equal(few[:, i], every[:, 0][:, :, keep[i]])
+        assert torch.equal(subset[:, i], every[:, 0][:, :, keep[i]])
     assert (every[0, 0, :, 0] == 1).all()
     assert (every[1, 0, :, 0] == 0).all()
 
@@ -129,25 +131,25 @@ def test_gradients():
     assert torch.autograd.gradcheck(out, [t.requires_grad_() for t in leaves], fast_mode=True)
 
 
-def test_what_learns_from_the_start():
+def test_parameters_with_initial_gradients():
     blocks = [TapeBlock(dim=8, num_heads=2) for _ in range(2)]
     x, state = torch.randn(2, 5, 8), tape_state((5,), num_heads=2, head_dim=4)
     for block in blocks:
         x, state = block(x, state)
     (x * torch.randn_like(x)).sum().backward()
-    still = {n for n, p in blocks[0].named_parameters() if p.grad is None or not p.grad.any()}
-    assert still == {"state_gate.weight", "state_down.weight"}  # they wait for W_up
+    untrained = {n for n, p in blocks[0].named_parameters() if p.grad is None or not p.grad.any()}
+    assert untrained == {"state_gate.weight", "state_down.weight"}  # they wait for W_up
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
-def test_tables_stay_in_float32(dtype):
+def test_tables_are_in_float32(dtype):
     exact, state = build(), tape_state((2, 3), num_heads=2, head_dim=6)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
     expected = exact(x, state)
     actual = exact.to(dtype)(x.to(dtype), state)
     assert [t.dtype for t in actual] == [dtype, torch.float32]
-    for mine, yours in zip(actual, expected, strict=True):
-        assert (mine.double() - yours).norm() < 0.05 * yours.norm()
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert (mine.double() - theirs).norm() < 0.05 * theirs.norm()
 
 
 def test_errors():

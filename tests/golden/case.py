@@ -1,4 +1,4 @@
-"""One golden case: arrays and configuration of an .npz file, and what an adapter has read of them."""
+"""One golden case: arrays and configuration of an .npz file, with a record of the entries read by an adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING = object()
 
 
 class Case:
-    """The contents of a golden file; keeps track of what was read."""
+    """The contents of a golden file; records which entries were read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.stem
@@ -61,7 +61,7 @@ class Case:
         return torch.from_numpy(self._param[name].copy())
 
     def backward(self, **outputs: torch.Tensor) -> bool:
-        """Send the cotangents of a case back, each named alongside its output; False if the case has none of them.
+        """Backpropagate the cotangents of a case, each with its output; return False if the case has none of them.
 
         A case without cotangents has no gradients to compare.
         """
@@ -73,18 +73,23 @@ class Case:
             )
         return bool(arguments)
 
-    def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-        """Return where values agree within the tolerance of the file, with nothing stricter added."""
+    def close(self, actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """Return where values agree within the tolerance of the file."""
         rtol, atol = (float(self.meta.get("tolerance", {}).get(name, 0.0)) for name in ("rtol", "atol"))
-        got, want = got.astype(np.float64), want.astype(np.float64)
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         # a share of infinity is infinity: what is not finite has to be the same
         with np.errstate(invalid="ignore"):
-            return same | (np.isfinite(want) & (np.abs(got - want) <= atol + rtol * np.abs(want)))
+            return same | (
+                np.isfinite(expected) & (np.abs(actual - expected) <= atol + rtol * np.abs(expected))
+            )
 
-    def agree(self, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    def agree(self, what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
         """Raise ValueError unless two tensors that a case implies to be equal are so within its tolerance."""
-        if got.shape != want.shape or not self.close(got.detach().numpy(), want.detach().numpy()).all():
+        if (
+            actual.shape != expected.shape
+            or not self.close(actual.detach().numpy(), expected.detach().numpy()).all()
+        ):
             raise ValueError(f"{what} are not those of the case")
 
     def usual_scale(self, width: int) -> bool:
@@ -107,6 +112,6 @@ class Case:
         self._read.add(f"config.{key}")
 
     def unread(self) -> list[str]:
-        """Return what no adapter has read."""
-        have = [f"in.{n}" for n in self._in] + [f"param.{n}" for n in self._param]
-        return sorted({*have, *(f"config.{k}" for k in self.settings)} - self._read)
+        """Return the entries that no adapter has read."""
+        arrays = [f"in.{n}" for n in self._in] + [f"param.{n}" for n in self._param]
+        return sorted({*arrays, *(f"config.{k}" for k in self.settings)} - self._read)

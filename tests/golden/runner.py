@@ -18,7 +18,7 @@ NO_ADAPTER = "there is no adapter; write tests/golden/adapters/{}.py"
 
 @dataclass
 class Result:
-    """What became of one case."""
+    """Result of one case."""
 
     case: str
     status: str  # PASS or FAIL
@@ -35,7 +35,7 @@ class Result:
 
 
 def run_case(path: Path) -> Result:
-    """Run one file."""
+    """Run the case of one file."""
     try:
         case = Case(path)
     except Exception as error:
@@ -53,18 +53,18 @@ def run_case(path: Path) -> Result:
 
 
 def _compare(case: Case, adapter: Any, rtol: float) -> Result:
-    worst, problems, recorded = 0.0, [], set()
+    worst, problems, compared = 0.0, [], set()
     for route, outputs in adapter.run(case):
         unknown = set(outputs) - case.output_names
         if unknown:
             problems.append(f"{route}: unexpected outputs {sorted(unknown)}")
         for name in sorted(set(outputs) & case.output_names):
-            recorded.add(name)
+            compared.add(name)
             error, problem = _difference(case, name, outputs[name])
             worst = max(worst, error)
             if problem:
                 problems.append(f"{route}: {name} {problem}")
-    missing = case.output_names - recorded
+    missing = case.output_names - compared
     if missing:
         problems.append(f"not computed: {sorted(missing)}")
     if case.unread():
@@ -73,18 +73,18 @@ def _compare(case: Case, adapter: Any, rtol: float) -> Result:
 
 
 def _difference(case: Case, name: str, value: Any) -> tuple[float, str]:
-    """Return the largest error relative to the largest expected magnitude, and what is wrong if anything."""
-    got = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    want = case.outputs[name]
-    if got.shape != want.shape:
-        return float("inf"), f"has shape {got.shape}, expected {want.shape}"
-    if want.size == 0:
+    """Return the largest error relative to the largest expected magnitude, and the error message, or None."""
+    actual = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    expected = case.outputs[name]
+    if actual.shape != expected.shape:
+        return float("inf"), f"has shape {actual.shape}, expected {expected.shape}"
+    if expected.size == 0:
         return 0.0, ""
-    close = case.close(got, want)
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    close = case.close(actual, expected)
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):  # equal infinities have no difference
-        error = np.where(same, 0.0, np.abs(got - want))
-    scale = max(np.abs(want[np.isfinite(want)]).max(initial=0.0), 1e-12)
+        error = np.where(same, 0.0, np.abs(actual - expected))
+    scale = max(np.abs(expected[np.isfinite(expected)]).max(initial=0.0), 1e-12)
     relative = float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max() / scale)
     return relative, "" if close.all() else f"differs in {int((~close).sum())} of {close.size} values"

@@ -1,4 +1,4 @@
-"""Grids, positions, what they remember, and how they follow dropped tokens."""
+"""Grids, positions, their cached values, and dropped tokens."""
 
 import copy
 import dataclasses
@@ -76,10 +76,10 @@ def test_positions_of_a_grid(shape, prefix):
     assert Grid(shape, prefix=prefix).positions("meta").coords.is_meta
 
 
-def test_cells_do_not_depend_on_moved_coordinates():
+def test_cells_do_not_depend_on_shifted_coordinates():
     pos = Grid((3, 4), prefix=1).positions()
-    moved = pos.replace(coords=pos.coords + 0.7)
-    assert torch.equal(moved.cells(), pos.cells())
+    shifted = pos.replace(coords=pos.coords + 0.7)
+    assert torch.equal(shifted.cells(), pos.cells())
     assert torch.equal(pos.with_spacing((3.0, 0.1)).cells(), pos.cells())
     with pytest.raises(
         ShapeError, match=r"needs positions of a Grid, got free coordinates\. Use grid\.positions"
@@ -92,16 +92,16 @@ def test_gather():
     noise = torch.randn(1, 2, 14, 14)
     pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "unchanged"})
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 7], [1, 0, 9, 3]])
-    retained = pos.gather(keep)
+    gathered = pos.gather(keep)
     for i in range(3):
-        assert torch.equal(retained.coords[i], pos.coords[0, keep[i]])
-        assert torch.equal(retained.spatial[i], pos.spatial[0, keep[i]])
-        assert torch.equal(retained.cells()[i], pos.cells()[0, keep[i]])
-        assert torch.equal(retained.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
-    assert retained.attrs["word"] == "unchanged"
-    assert not retained.regular
-    assert torch.equal(retained.extent, pos.extent)
-    twice = retained.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
+        assert torch.equal(gathered.coords[i], pos.coords[0, keep[i]])
+        assert torch.equal(gathered.spatial[i], pos.spatial[0, keep[i]])
+        assert torch.equal(gathered.cells()[i], pos.cells()[0, keep[i]])
+        assert torch.equal(gathered.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
+    assert gathered.attrs["word"] == "unchanged"
+    assert not gathered.regular
+    assert torch.equal(gathered.extent, pos.extent)
+    twice = gathered.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
     assert torch.equal(twice.coords[2], pos.coords[0, [0, 3]])
     assert torch.equal(twice.cells()[1], pos.cells()[0, [2, 2]])
     assert torch.equal(twice.attrs["noise"].values[0], noise[0][:, [13, 0]][:, :, [13, 0]])
@@ -150,7 +150,7 @@ def test_positions_errors(make, message):
         make(torch.zeros(2, 6, 2))
 
 
-def test_spaced_positions_are_stored():
+def test_spaced_positions_are_cached():
     pos = Grid((2, 3), prefix=1, spacing=(1.0, 2.0)).positions()
     wide = pos.with_spacing((3.0, 1.0))
     assert wide is pos.with_spacing([3, 1])
@@ -160,7 +160,7 @@ def test_spaced_positions_are_stored():
         pos.with_spacing((1.0,))
 
 
-def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
+def test_aligned_does_not_read_tensors():
     pos = Grid((3, 4), prefix=1).positions()
     meta = Grid((3, 4), prefix=1).positions("meta")
     for same in (pos, meta, pos.replace(attrs={"x": 1}), copy.deepcopy(pos), pickle.loads(pickle.dumps(pos))):
@@ -170,35 +170,35 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
     assert dropped.on_grid
     assert not dropped.regular
     fields = ("coords", "spatial", "extent", "cell", "index", "grid")
-    elsewhere = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
-    elsewhere += [
+    unaligned = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
+    unaligned += [
         pos.with_spacing((2.0, 1.0)),
         dropped.with_spacing((2.0, 1.0)),
         Positions(pos.coords, pos.spatial, grid=pos.grid),
     ]
-    elsewhere += [
-        copy.deepcopy(elsewhere[0]),
-        elsewhere[0].replace(attrs={}),
-        elsewhere[0].gather(torch.tensor([[0]])),
+    unaligned += [
+        copy.deepcopy(unaligned[0]),
+        unaligned[0].replace(attrs={}),
+        unaligned[0].gather(torch.tensor([[0]])),
     ]
-    for other in elsewhere:
+    for other in unaligned:
         assert not other.on_grid
         assert not other.regular
     assert pos.on_grid
 
 
-def test_what_is_remembered():
+def test_cached_values():
     pos = Grid((2, 3)).positions()
-    made = []
+    calls = []
 
     def make():
-        made.append(1)
+        calls.append(1)
         return torch.ones(1)
 
     first = pos.remember("a", make)
     assert pos.remember("a", make) is first
     assert pos.replace(attrs={"draw": 1}).remember("a", make) is first  # attributes change nothing of it
-    assert len(made) == 1
+    assert len(calls) == 1
     assert pos.replace(coords=pos.coords + 1).remember("a", make) is not first
     for field in ("coords", "extent", "cell"):
         learned = pos.replace(**{field: getattr(pos, field).clone().requires_grad_()})
@@ -209,26 +209,26 @@ def test_what_is_remembered():
 
 
 def test_cache():
-    cache, like = PositionCache(size=2), torch.zeros(1)
+    cache, reference = PositionCache(size=2), torch.zeros(1)
     grids = [Grid((n, 2)) for n in (1, 2, 3)]
-    first = cache(grids[0], like)
-    assert cache(grids[0], like) is first
-    cache(grids[1], like)
-    assert cache(Grid((1, 2)), like) is first  # by value, and now the newest
-    cache(grids[2], like)
-    assert cache(grids[0], like) is first
-    second = cache(grids[1], like)
-    assert cache(grids[1], like) is second
-    assert cache(Grid((2, 2), prefix=1), like) is not second
+    first = cache(grids[0], reference)
+    assert cache(grids[0], reference) is first
+    cache(grids[1], reference)
+    assert cache(Grid((1, 2)), reference) is first  # by value, and now the newest
+    cache(grids[2], reference)
+    assert cache(grids[0], reference) is first
+    second = cache(grids[1], reference)
+    assert cache(grids[1], reference) is second
+    assert cache(Grid((2, 2), prefix=1), reference) is not second
     assert cache(grids[1], torch.zeros(1, device="meta")).coords.is_meta
     with torch.inference_mode():
-        assert not PositionCache()(grids[0], like).coords.is_inference()
+        assert not PositionCache()(grids[0], reference).coords.is_inference()
     for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
         assert other.size == 2
-        assert other(grids[1], like) is not second
+        assert other(grids[1], reference) is not second
 
 
-def test_cache_stays_out_of_compiled_graphs():
+def test_cache_is_not_used_in_compiled_graphs():
     cache = PositionCache()
     compiled = torch.compile(
         lambda x: x + cache(Grid((2, 3)), x).coords.sum(), fullgraph=True, backend="eager"
@@ -278,7 +278,7 @@ def test_origin(shape):
         torch.testing.assert_close(wide.coords, pos.coords / pos.cell * 3)
 
 
-def test_origin_is_a_field_like_the_others():
+def test_origin_is_part_of_the_cache_key():
     grid = Grid((3, 4), origin="centre")
     assert grid != Grid((3, 4))
     assert Grid((3, 4)) == Grid((3, 4), origin="start")
@@ -286,15 +286,15 @@ def test_origin_is_a_field_like_the_others():
     assert pickle.loads(pickle.dumps(grid)) == grid
     assert copy.deepcopy(grid) == grid
     assert len({grid, Grid((3, 4)), Grid((3, 4), origin="end")}) == 3
-    cache, like = PositionCache(), torch.zeros(1)
-    assert cache(grid, like) is not cache(Grid((3, 4)), like)
-    assert cache(grid, like) is cache(grid, like)
+    cache, reference = PositionCache(), torch.zeros(1)
+    assert cache(grid, reference) is not cache(Grid((3, 4)), reference)
+    assert cache(grid, reference) is cache(grid, reference)
     with pytest.raises(OptionError, match="origin must be one of start, end, centre, got 'middle'"):
         Grid((3, 4), origin="middle")
 
 
 @pytest.mark.slow
-def test_an_export_leaves_no_fake_tensors_in_cached_values():
+def test_an_export_caches_no_fake_tensors():
     from vispe.attention import DistanceBias, RadialBias, TableBias, attention
 
     weight = torch.nn.Parameter(torch.ones(2, 1))

@@ -1,4 +1,4 @@
-"""Crops of several magnifications: coordinates written out, boxes per sample, masks by level, errors."""
+"""Crops of several magnifications: coordinates against a formula, boxes per sample, masks by level, errors."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_a_single_patch_and_a_single_pixel():
     assert pos.extent.tolist() == [[5.0, 10.0]]
 
 
-def test_box_ignores_remaining_pixels_as_the_released_code():
+def test_box_ignores_remaining_pixels_like_the_released_code():
     assert crop_positions((9,), (4,), edges="box").coords.flatten().tolist() == [-4.0, 4.0]
     with pytest.raises(
         ShapeError, match=r"multiple of patch_size on every axis, got size=\(9,\), patch_size=\(4,\)"
@@ -60,8 +60,8 @@ def test_masks_by_level():
         mask = level_mask(pos, mode)
         assert mask.shape == (1, 1, 5, 5)
         assert mask[0, 0].tolist() == expected
-    few = pos.gather(torch.tensor([[4, 1], [3, 4]]))
-    assert level_mask(few, "causal")[:, 0].tolist() == [
+    subset = pos.gather(torch.tensor([[4, 1], [3, 4]]))
+    assert level_mask(subset, "causal")[:, 0].tolist() == [
         [[True, True], [False, True]],
         [[True, False], [True, True]],
     ]

@@ -1,4 +1,4 @@
-"""Frequency schedules against their formulas in plain Python, and the numbers that were published."""
+"""Frequency schedules against their formulas in plain Python, and published numbers."""
 
 import math
 
@@ -30,13 +30,13 @@ def ramp(low, high, i):
 
 
 def bounds(fast, slow, dim, base, length):
-    place = [dim * math.log(length / (2 * math.pi * r)) / (2 * math.log(base)) for r in (fast, slow)]
-    return max(math.floor(place[0]), 0), min(math.ceil(place[1]), dim - 1)
+    indices = [dim * math.log(length / (2 * math.pi * r)) / (2 * math.log(base)) for r in (fast, slow)]
+    return max(math.floor(indices[0]), 0), min(math.ceil(indices[1]), dim - 1)
 
 
 @quick
 @given(dim=dims, base=bases, scale=scales, length=lengths)
-def test_rules_are_their_formulas(dim, base, scale, length):
+def test_rules_equal_their_formulas(dim, base, scale, length):
     plain = rates(dim, base)
     exact = {"dtype": torch.float64}
     close = {"rtol": 1e-9, "atol": 0.0}
@@ -71,7 +71,7 @@ def test_giraffe(dim, base, scale, power, truncate):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
-def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
+def test_giraffe_of_the_paper_stops_eleven_pairs():
     assert (fr.giraffe(64, 10000, truncate=256) == 0).sum() == 11
 
 
@@ -107,7 +107,7 @@ def test_longrope():
     assert longrope.longrope_mscale("1.3", 4, 16) == longrope.longrope_mscale(1.3, 4, 16) == 1.3
 
 
-def test_ms_poe_p_rope_and_the_rest():
+def test_ms_poe_p_rope_and_others():
     torch.testing.assert_close(fr.ms_poe_ratios(3), torch.tensor([1.2, 1.4, 1.6]))
     torch.testing.assert_close(fr.ms_poe_ratios(3, reach=True), torch.tensor([1.2, 1.5, 1.8]))
     torch.testing.assert_close(fr.ms_poe_ratios(1, reach=True), torch.tensor([1.2]))
@@ -158,10 +158,10 @@ def test_min_base_of_text_is_that_of_the_table():
 
 def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
     freqs = torch.tensor(rates(dim, base), dtype=torch.float64)
-    made = gf.grid_frequencies(
+    result = gf.grid_frequencies(
         freqs, schedule, torch.tensor(scale, dtype=torch.float64), torch.tensor(length), cell=cell
     )
-    return freqs, made
+    return freqs, result
 
 
 @quick
@@ -170,8 +170,8 @@ def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
     schedule=st.sampled_from(["none", "rescale", "align_corners", "pi", "ntk", "yarn"]),
 )
 def test_grid_schedules(scale, schedule):
-    freqs, made = on_grid(schedule, scale)
-    more = max(scale, 1.0)
+    freqs, result = on_grid(schedule, scale)
+    factor = max(scale, 1.0)
     expected = []
     for i, w in enumerate(freqs.tolist()):
         turns = 16 * w / (2 * math.pi)
@@ -180,56 +180,56 @@ def test_grid_schedules(scale, schedule):
             "none": w,
             "rescale": w / scale,
             "align_corners": w * 15 / (16 * scale - 1),
-            "pi": w / more,
-            "ntk": w / more ** (i / 15),
-            "yarn": w * (1 - blend) + w / more * blend,
+            "pi": w / factor,
+            "ntk": w / factor ** (i / 15),
+            "yarn": w * (1 - blend) + w / factor * blend,
         }
         expected.append(rule[schedule])
-    torch.testing.assert_close(made, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
     if schedule not in ("none", "rescale", "align_corners") and scale <= 1:
-        assert torch.equal(made, freqs)
+        assert torch.equal(result, freqs)
 
 
 @cases("trained", [1, 7, 49])
 def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(trained):
     for now in (1, 2, 49):
         scale = torch.tensor(now / trained, dtype=torch.float64)
-        made = gf.grid_frequencies(
+        result = gf.grid_frequencies(
             torch.ones(2), "align_corners", scale, torch.tensor(trained * 0.5), cell=torch.tensor(0.5)
         )
-        torch.testing.assert_close(made * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
-        assert now > 1 or (made == 0).all()
+        torch.testing.assert_close(result * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
+        assert now > 1 or (result == 0).all()
 
 
 def test_ntk_of_a_grid_is_the_ntk_base():
-    _, made = on_grid("ntk", 3.0)
+    _, result = on_grid("ntk", 3.0)
     expected = fr.inverse_frequencies(32, fr.ntk_base(100.0, 3.0, 32), torch.float64)
-    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(result, expected)
     one = torch.tensor([1.0])
     assert torch.equal(gf.grid_frequencies(one, "ntk", torch.tensor(3.0), torch.tensor(16.0)), one)
 
 
 def test_yarn_of_a_grid_never_stretches_waves_of_less_than_four_patches():
-    freqs, made = on_grid("yarn", 2.0, length=2.0)  # so small that none makes a turn
+    freqs, result = on_grid("yarn", 2.0, length=2.0)  # so small that none makes a turn
     short = 2 * math.pi / freqs < 4
     assert not short.any()
-    freqs, made = on_grid("yarn", 2.0, length=2.0, cell=2.0)
+    freqs, result = on_grid("yarn", 2.0, length=2.0, cell=2.0)
     short = 2 * math.pi / freqs < 8
     assert short.any()
-    assert torch.equal(made[short], freqs[short])
-    assert (made[~short] < freqs[~short]).all()
+    assert torch.equal(result[short], freqs[short])
+    assert (result[~short] < freqs[~short]).all()
 
 
 def test_grid_schedules_broadcast_and_keep_gradients():
     freqs = torch.rand(3, 4, requires_grad=True)
     scale, length = torch.tensor([[2.0], [0.5]]), torch.tensor([[16.0], [9.0]])
     for schedule in ("rescale", "pi", "yarn"):
-        made = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
-        assert made.shape == (2, 3, 4)
+        result = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
+        assert result.shape == (2, 3, 4)
         for i in range(2):
-            alone = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
-            torch.testing.assert_close(made[i], alone)
-        (grad,) = torch.autograd.grad(made, freqs, torch.randn_like(made))
+            single = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
+            torch.testing.assert_close(result[i], single)
+        (grad,) = torch.autograd.grad(result, freqs, torch.randn_like(result))
         assert (grad != 0).all()
 
 

@@ -1,4 +1,4 @@
-"""`Positions.joined` and `Grid.offset`: coordinates, attributes, subsets, and what each encoding does with them."""
+"""`Positions.joined` and `Grid.offset`: coordinates, attributes, subsets, and support by each encoding."""
 
 from dataclasses import replace
 
@@ -37,9 +37,9 @@ def test_fields():
     assert pos.extent.tolist() == [[12.5, 33]]  # -0.5 to 12 and -1 to 32
     assert pos.attrs["corner"].tolist() == [[-0.5, -1]]
     assert "joined from several grids" in repr(pos)
-    few = pos.gather(torch.tensor([[4, 1], [2, 3]]))
-    assert few.attrs["level"].values.tolist() == [[1, 0], [0, 1]]
-    assert few.extent.tolist() == [[12.5, 33]]
+    subset = pos.gather(torch.tensor([[4, 1], [2, 3]]))
+    assert subset.attrs["level"].values.tolist() == [[1, 0], [0, 1]]
+    assert subset.extent.tolist() == [[12.5, 33]]
 
 
 def test_grids_without_offset_are_concentric():
@@ -53,7 +53,7 @@ def test_grids_without_offset_are_concentric():
     ]
 
 
-def test_samples_with_their_own_coordinates():
+def test_samples_with_separate_coordinates():
     many = Positions(torch.rand(3, 4, 2), cell=torch.full((1, 2), 2.0))
     pos = Positions.joined([Grid((2, 2)), many])
     assert pos.coords.shape == (3, 8, 2)
@@ -77,7 +77,7 @@ def test_offset_of_a_grid():
 
 
 @cases("name", NAMES)
-def test_every_encoding_follows_the_offset_or_refuses_it(name):
+def test_every_encoding_follows_the_offset_or_raises(name):
     """Equal coordinates with and without a grid give equal results, as for other origins."""
     encoding = build(name).eval()
     axes = 2 if 2 in encoding.ndim else max(encoding.ndim)
@@ -90,14 +90,14 @@ def test_every_encoding_follows_the_offset_or_refuses_it(name):
         except ShapeError as error:
             assert "which offset=(" in str(error)  # noqa: PT017
             return
-        moved = plain.replace(coords=grid.positions().coords)
+        shifted = plain.replace(coords=grid.positions().coords)
         torch.testing.assert_close(
-            result, forward(encoding, encoding.prepare(moved), x), rtol=1e-4, atol=1e-5
+            result, forward(encoding, encoding.prepare(shifted), x), rtol=1e-4, atol=1e-5
         )
 
 
 @cases("name", NAMES)
-def test_every_encoding_reads_joined_grids_or_names_them(name):
+def test_every_encoding_reads_joined_grids_or_raises(name):
     encoding = build(name).eval().double()
     axes = 2 if 2 in encoding.ndim else max(encoding.ndim)
     fine, coarse = grids(axes)
@@ -116,10 +116,10 @@ def test_every_encoding_reads_joined_grids_or_names_them(name):
             torch.testing.assert_close(result, swapped.roll(-m, 1), rtol=1e-6, atol=1e-6)
         if "translation" in vispe.encoding_info(name).invariant:
             shift = torch.tensor((7.0, -3.0, 2.0)[:axes])
-            moved = [
+            shifted = [
                 replace(g, offset=tuple((torch.tensor(g.offset) + shift).tolist())) for g in (fine, coarse)
             ]
-            same = forward(encoding, encoding.prepare(Positions.joined(moved)), x)
+            same = forward(encoding, encoding.prepare(Positions.joined(shifted)), x)
             torch.testing.assert_close(result, same, rtol=1e-4, atol=1e-4)
 
 

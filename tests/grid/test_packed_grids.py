@@ -1,4 +1,4 @@
-"""Positions of packed patches and merging by windows, counted one by one and against transformers."""
+"""Positions of packed patches and merging by windows, against loops and transformers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from vispe.grid import packed_positions, pool_windows
 GRIDS = torch.tensor([[1, 4, 6], [3, 2, 2], [2, 6, 4]])
 
 
-def counted(grids, kh, kw):
+def pooled_counts(grids, kh, kw):
     """Return (frame, row, column) of every patch, by loops over windows."""
     return [
         (f, y, x)
@@ -24,9 +24,9 @@ def counted(grids, kh, kw):
 
 
 @cases("merge", [1, 2, (2, 1), (1, 2)])
-def test_positions_are_counted(merge):
+def test_positions_equal_a_loop(merge):
     kh, kw = (merge, merge) if isinstance(merge, int) else merge
-    expected = torch.tensor(counted(GRIDS.tolist(), kh, kw)).float()
+    expected = torch.tensor(pooled_counts(GRIDS.tolist(), kh, kw)).float()
     pos = packed_positions(GRIDS, merge)
     assert torch.equal(pos.coords[0], expected)
     assert torch.equal(packed_positions(GRIDS, merge, frames=False).coords[0], expected[:, 1:])
@@ -57,7 +57,7 @@ def test_windows_are_means_over_frames(kernel):
     torch.testing.assert_close(pool_windows(x, GRIDS, kernel), torch.stack(expected))
 
 
-def test_what_does_not_fit():
+def test_errors():
     with pytest.raises(ShapeError, match=r"merge window \(4, 4\) divides, got \[1, 4, 6\]"):
         packed_positions(GRIDS, 4)
     with pytest.raises(ShapeError, match=r"grids of shape \(m, 3\)"):

@@ -1,4 +1,4 @@
-"""Orders are permutations that keep the prompt; positions in an order know the next position."""
+"""Orders are permutations that do not change the prompt; ordered positions have the next position as attribute."""
 
 import pytest
 import torch
@@ -47,11 +47,11 @@ def recursive(levels, start, stop, depth=0):
 def test_fractal_halves_level_by_level(tokens):
     order, levels = fractal(tokens, 3 if tokens > 3 else 0).tolist(), {}
     prompt = 3 if tokens > 3 else 0
-    place = prompt
+    position = prompt
     for _, middles in sorted(recursive(levels, prompt, tokens).items()):
-        assert sorted(order[place : place + len(middles)]) == middles
-        place += len(middles)
-    assert place == tokens
+        assert sorted(order[position : position + len(middles)]) == middles
+        position += len(middles)
+    assert position == tokens
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -64,13 +64,13 @@ def test_quadtree_covers_the_grid_from_its_centre(height, width):
 
 
 def test_quadtree_spreads_over_the_grid():
-    """After the centre and its four parts every quarter of the grid has a token."""
+    """After the centre and the four quadrant centres, every quadrant of the grid has a token."""
     first = quadtree(8, 8)[:5]
     quarters = {(int(n) // 32, int(n) % 8 // 4) for n in first[1:]}
     assert quarters == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
-def test_random_orders_are_those_of_their_keys():
+def test_random_orders_sort_their_keys():
     keys = torch.tensor([[0.9, 0.1, 0.5, 0.5, 0.2]])
     assert shuffled(keys).tolist() == [[1, 4, 2, 3, 0]]
     assert shuffled(keys, 2).tolist() == [[0, 1, 4, 2, 3]]
@@ -87,7 +87,7 @@ def test_inputs_and_targets():
         inputs_and_targets(x, torch.arange(3))
 
 
-def test_positions_in_an_order_know_the_next_position():
+def test_ordered_positions_have_the_next_position():
     grid = Grid((2, 3), prefix=1, spacing=(2.0, 1.0))
     order = torch.cat([torch.tensor([0]), 1 + quadtree(2, 3)])
     pos = reorder_positions(grid.positions(), order)
@@ -95,13 +95,13 @@ def test_positions_in_an_order_know_the_next_position():
     assert torch.equal(pos.coords, plain.coords[:, order])
     assert torch.equal(pos.attrs[TARGET].values[:, :-1], pos.coords[:, 1:])
     assert pos.attrs[TARGET_CELL].values.tolist() == [[*(order[1:] - 1).tolist(), -1]]
-    few = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
-    assert few.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
+    subset = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
+    assert subset.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
     free = reorder_positions(Positions(torch.rand(2, 4, 2)), torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]))
     assert free.attrs[TARGET_CELL].values.tolist() == [[1, 0, 2, -1], [1, 2, 3, -1]]
 
 
-def test_an_order_with_a_repeated_token_is_refused():
+def test_an_order_with_a_repeated_token_raises():
     message = r"must be a permutation of the token indices 0 to 3, got \[0, 0, 1, 2\]"
     for order in (torch.tensor([0, 0, 1, 2]), torch.tensor([[1, 0, 3, 2], [0, 0, 1, 2]])):
         with pytest.raises(OptionError, match=message):
@@ -110,7 +110,7 @@ def test_an_order_with_a_repeated_token_is_refused():
             inputs_and_targets(torch.zeros(2, 4), order)
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(OptionError, match="prompt must be an integer from 0 to 4 tokens, got prompt=5"):
         fractal(4, 5)
     with pytest.raises(OptionError, match="a positive number of tokens, an integer, got 0"):

@@ -54,12 +54,16 @@ def student(tmp_path_factory):
     tiny = config(folder).teacher
     random = load_teacher(tiny, seed=7).model
     save_file({k: v.contiguous() for k, v in random.state_dict().items()}, folder / "weights.safetensors")
-    made = config(folder, teacher=Teacher(tiny.name, str(folder / "weights.safetensors"), 32, tiny.options))
-    student = make_student(load_teacher(made.teacher), made.student)
+    settings = config(
+        folder, teacher=Teacher(tiny.name, str(folder / "weights.safetensors"), 32, tiny.options)
+    )
+    student = make_student(load_teacher(settings.teacher), settings.student)
     save_file({k: v.contiguous() for k, v in student.state_dict().items()}, folder / "student.safetensors")
     (folder / "card.json").write_text(
         # a number with more digits than results are written with
-        json.dumps({"config": made.to_dict(), "blanked": [3, 11], "updates": 7, "last_line": {"loss": 1 / 7}})
+        json.dumps(
+            {"config": settings.to_dict(), "blanked": [3, 11], "updates": 7, "last_line": {"loss": 1 / 7}}
+        )
     )
     return folder
 
@@ -72,9 +76,9 @@ def run(student, micrographs, tmp_path_factory):
     patch.setattr(dinov2, "QUICK", TINY)
     out = tmp_path_factory.mktemp("out")
 
-    def call(*more, students=(student,)):
+    def call(*args, students=(student,)):
         words = ["--students", *map(str, students), "--microscopy", str(micrographs), "--out", str(out)]
-        patch.setattr(sys, "argv", ["dinov2.py", *words, *more])
+        patch.setattr(sys, "argv", ["dinov2.py", *words, *args])
         dinov2.main()
         return json.loads((out / "first.json").read_text())
 
@@ -94,13 +98,13 @@ def test_every_question_has_a_row_at_every_size(report):
     assert [row for row in rows if row[0] == "turned"] == [("turned", None, size) for size in (32, 48)]
     sets = [(r["set"], r["homogeneous"]) for r in report["rows"] if r["question"] == "scribbles"]
     assert sets == [("bright", True), ("dark", True), ("layers", False)]
-    shown = {size: targets.look(report["rows"], "micrographs", size) for size in (32, 48)}
+    values = {size: targets.look(report["rows"], "micrographs", size) for size in (32, 48)}
     # 'layers' shows position, one frame is small
-    assert [shown[size]["pictures"] for size in (32, 48)] == [
+    assert [values[size]["pictures"] for size in (32, 48)] == [
         4,
         3,
     ]
-    assert shown[48]["grids"] == [[6, 6]]
+    assert values[48]["grids"] == [[6, 6]]
     for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]
         assert r2.keys() == {"before", "blanked", "after", "filters"}
@@ -122,37 +126,37 @@ def test_results_name_weights_and_no_path_of_this_machine(report, student, run):
     assert (run[1] / "dinov2.png").stat().st_size > 10_000
 
 
-def test_what_a_position_has_in_all_images_is_taken_away():
+def test_the_mean_of_each_position_is_removed():
     metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
-    place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
+    pattern = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
     content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
-    actual = torch.stack(metrics.placeless(list(content + place)))
+    actual = torch.stack(metrics.placeless(list(content + pattern)))
     # the mean over patches stays; of the content only what six images share smoothly goes
-    expected = content + place.mean((1, 2), keepdim=True)
+    expected = content + pattern.mean((1, 2), keepdim=True)
     assert float((actual - expected).square().mean()) < 0.05
-    alone = torch.stack(metrics.placeless([place.double()] * 2))
-    torch.testing.assert_close(alone[0], place.mean((1, 2), keepdim=True).expand_as(place).double())
-    other = metrics.placeless([place, content[0][:, :5]])  # another shape is not mixed in
+    metric_maps = torch.stack(metrics.placeless([pattern.double()] * 2))
+    torch.testing.assert_close(metric_maps[0], pattern.mean((1, 2), keepdim=True).expand_as(pattern).double())
+    other = metrics.placeless([pattern, content[0][:, :5]])  # another shape is not mixed in
     assert [tuple(m.shape) for m in other] == [(4, 9, 12), (4, 5, 12)]
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
+def test_a_stopped_run_resumes_without_repetitions(report, run, micrographs, monkeypatch):
     call, out = run
-    retained = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
-    (out / "first.json").write_text(json.dumps(report | {"rows": retained}))
+    other_rows = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
+    (out / "first.json").write_text(json.dumps(report | {"rows": other_rows}))
     requested = []
     looked_at = dinov2.metrics.looked_at
 
-    def spy(pair, kind, size, *more):
+    def spy(pair, kind, size, *args):
         requested.append((kind, size))
-        return looked_at(pair, kind, size, *more)
+        return looked_at(pair, kind, size, *args)
 
     monkeypatch.setattr(dinov2.metrics, "looked_at", spy)
-    again = call("--pool", str(micrographs), "--quick")
+    second = call("--pool", str(micrographs), "--quick")
     assert requested == [("noise", 48)]
-    result = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
+    result = [targets.look(r["rows"], "noise", 48) for r in (report, second)]
     assert [f | {"cpu_s": 0} for f in result] == [result[0] | {"cpu_s": 0}] * 2
     with pytest.raises(SystemExit, match="other weights, versions or numbers of images"):
         call()  # not quick
@@ -182,7 +186,7 @@ def test_targets_are_met_or_missed_by_the_rows(report):
     assert f"{sum(c['met'] for c in result.values())} of {len(result)}" in text
 
 
-def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
+def test_a_student_equal_to_its_teacher_has_similarity_one(student):
     _, teacher, _ = load_student(student)
     same = ModelPair(teacher, teacher, [])
     settings = Settings(8, 0, teacher.mean, teacher.std)

@@ -1,4 +1,4 @@
-"""Small ViTs that learn by filling in: reproducible, resumable, and nothing hidden is seen."""
+"""Masked image modelling with small ViTs: reproducible, resumable, and without leakage of hidden patches."""
 
 import json
 import subprocess
@@ -35,8 +35,8 @@ def _state(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["learn", "rope_axial", "alibi2d(slopes=learned)"])
-def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
-    whole, losses = masked.train(encoding, TINY, pool)
+def test_a_resumed_run_equals_an_uninterrupted_one(encoding, pool, tmp_path):
+    uninterrupted, losses = masked.train(encoding, TINY, pool)
     file = tmp_path / "state.pt"
 
     class Stop(Exception):
@@ -48,10 +48,10 @@ def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
 
     with pytest.raises(Stop):
         masked.train(encoding, TINY, pool, state=file, every=2, on_step=stop)
-    again, more = masked.train(encoding, TINY, pool, state=file, every=2)
-    assert more == losses
-    state = whole.state_dict()
-    for name, value in _state(again).items():
+    resumed, resumed_losses = masked.train(encoding, TINY, pool, state=file, every=2)
+    assert resumed_losses == losses
+    state = uninterrupted.state_dict()
+    for name, value in _state(resumed).items():
         assert torch.equal(value, state[name]), name
     with pytest.raises(SystemExit, match="another run"):
         masked.train("none", TINY, pool, state=file)
@@ -78,15 +78,15 @@ def test_what_is_hidden_is_not_seen_and_is_requested():
     order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
     hidden = (order < round(0.6 * 36)).reshape(2, 1, 6, 6)
     assert hidden.flatten(1).sum(1).tolist() == [22, 22]
-    recorded = []
-    handle = model.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
+    calls = []
+    handle = model.register_forward_pre_hook(lambda module, args: calls.append(args[0]))
     value = loss(images)
     handle.remove()
     wide = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(images)
-    assert torch.equal(recorded[0], images.masked_fill(wide, 0.0))
+    assert torch.equal(calls[0], images.masked_fill(wide, 0.0))
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     with torch.no_grad():
-        error = (head(model(recorded[0])) - patches).square().mean(-1)
+        error = (head(model(calls[0])) - patches).square().mean(-1)
     torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
 
 
@@ -151,11 +151,11 @@ def test_crops_come_from_large_images_only_and_from_all_poses(pool):
 
 
 def test_synthetic_images_do_not_depend_on_how_many_are_made():
-    few, more = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
-    assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
-    assert more[0].shape == (3, 256, 256)
-    assert more[0].dtype == torch.uint8
-    assert not torch.equal(next(training_images.synthetic(1, seed=5)), few[0])
+    first, second = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=False))
+    assert second[0].shape == (3, 256, 256)
+    assert second[0].dtype == torch.uint8
+    assert not torch.equal(next(training_images.synthetic(1, seed=5)), first[0])
 
 
 def test_what_scikit_image_installs_is_found():
@@ -168,11 +168,11 @@ def test_what_scikit_image_installs_is_found():
 def test_the_program_writes_weights_that_load(tmp_path):
     options = "--img-size 24 --patch-size 4 --dim 24 --depth 1 --num-heads 2 --textures 1 --steps 2"
     options += " --batch-size 2 --symmetric"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "models" / "masked.py"), "--pos-embed", "alibi2d", "--out", str(tmp_path),
          *options.split()], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     card = json.loads((tmp_path / "card.json").read_text())
     assert (card["pos_embed"], card["recipe"]["dim"], card["versions"]["vispe"]) == (
         "alibi2d",

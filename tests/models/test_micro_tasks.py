@@ -27,42 +27,42 @@ def test_tasks_depend_on_the_seed_alone():
         assert one.image.shape == (3, 64, 64)
         assert one.image.dtype == np.float32
         assert 0 <= one.image.min() <= one.image.max() <= 1
-        shown = np.unique(one.labels[one.scribbles])
-        assert np.array_equal(shown, np.arange(one.labels.max() + 1))  # every phase is shown
+        classes = np.unique(one.labels[one.scribbles])
+        assert np.array_equal(classes, np.arange(one.labels.max() + 1))  # every phase is shown
 
 
 def test_scenes_number_their_phases():
     for seed in range(20):
-        made = scene(np.random.default_rng(seed), 64)
-        assert np.array_equal(np.unique(made.labels), np.arange(made.labels.max() + 1))
-        assert made.labels.max() >= 1
+        sample = scene(np.random.default_rng(seed), 64)
+        assert np.array_equal(np.unique(sample.labels), np.arange(sample.labels.max() + 1))
+        assert sample.labels.max() >= 1
 
 
 def test_windows_are_cut_from_small_images_too():
     real = [np.full((3, 20, 30), 51, np.uint8)]
-    cut = window(np.random.default_rng(0), real, 64)
-    assert cut.shape == (3, 64, 64)
-    assert np.allclose(cut, 0.2)
+    crop = window(np.random.default_rng(0), real, 64)
+    assert crop.shape == (3, 64, 64)
+    assert np.allclose(crop, 0.2)
 
 
 def test_sampling_reads_pixels_between_cells():
     y, x = torch.meshgrid(torch.arange(8.0), torch.arange(12.0), indexing="ij")
     maps = torch.stack([2 * y + 0.5, 2 * x + 0.5])  # centres of cells of 2 x 2 pixels
-    where = torch.tensor([5 * 24 + 7, 9 * 24 + 20])
-    assert torch.allclose(sample(maps, where, 2), torch.tensor([[5.0, 7.0], [9.0, 20.0]]), atol=1e-4)
+    index = torch.tensor([5 * 24 + 7, 9 * 24 + 20])
+    assert torch.allclose(sample(maps, index, 2), torch.tensor([[5.0, 7.0], [9.0, 20.0]]), atol=1e-4)
 
 
 def test_episode_solves_what_is_linear_and_has_gradients():
     torch.manual_seed(0)
     phases = torch.arange(3).repeat(30)
     centres = 3 * torch.randn(3, 6)
-    shown = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
+    samples = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
     requested = centres[phases] + 0.3 * torch.randn(90, 6)
     episode = Episode()
-    scores = episode(shown, phases, requested)
+    scores = episode(samples, phases, requested)
     assert intersection_over_union(scores.argmax(1), phases) > 0.95
     torch.nn.functional.cross_entropy(scores, phases).backward()
-    assert float(shown.grad.abs().max()) > 0
+    assert float(samples.grad.abs().max()) > 0
     assert all(p.grad is not None for p in episode.parameters())
     assert intersection_over_union(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1])) == pytest.approx(
         (1 / 2 + 2 / 3) / 2

@@ -1,4 +1,4 @@
-"""The training of vispe_micro: it goes on where it was, and a teacher pulls its features to its own."""
+"""The training of vispe_micro: resumption, and distillation from a teacher."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(Trainer, "validate", lambda *_: {})
 
 
-def run(out, steps, *more):
+def run(out, steps, *args):
     words = [
         "--out",
         str(out),
@@ -43,17 +43,17 @@ def run(out, steps, *more):
         "--seed",
         "3",
     ]
-    train.main([*words, "--steps", str(steps), *more])
+    train.main([*words, "--steps", str(steps), *args])
     return load_file(out / "weights.safetensors")
 
 
 @pytest.mark.slow
-def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
-    whole = run(tmp_path / "whole", 6)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    uninterrupted = run(tmp_path / "whole", 6)
     run(tmp_path / "parts", 6, "--stop", "4")
     parts = run(tmp_path / "parts", 6)
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    assert uninterrupted.keys() == parts.keys()
+    assert all(torch.equal(uninterrupted[k], parts[k]) for k in uninterrupted)
     rows = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows if "recipe" in r] == [0, 4]
     assert json.loads((tmp_path / "parts/card.json").read_text())["steps_done"] == 6
@@ -68,13 +68,13 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
         load_micro(file),
         Recipe(steps=200, batch_size=2, img_size=48, num_queries=100, near=0.5),
     )
-    alone = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
+    without = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
     taught = Trainer(recipe, list(PICTURES.numpy()), tmp_path, teacher)
-    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
-    extra = 0.5 * alone.rate() * distance(alone.model(images), teacher(images)).item()
-    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
+    images = torch.from_numpy(np.stack([without.sample_task(0, i).image for i in range(2)]))
+    extra = 0.5 * without.rate() * distance(without.model(images), teacher(images)).item()
+    assert taught.train_step()["loss"] - without.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
     changed = [
-        n for n, p in taught.model.named_parameters() if not torch.equal(p, alone.model.get_parameter(n))
+        n for n, p in taught.model.named_parameters() if not torch.equal(p, without.model.get_parameter(n))
     ]
     assert len(changed) > 40
     run(tmp_path / "out", 2, "--teacher", str(file))
@@ -94,22 +94,22 @@ def retrofitted(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted):
+def test_a_coarse_teacher_uses_features_of_the_trunk(tmp_path, retrofitted):
     recipe, figures = (
         Recipe(steps=200, batch_size=2, img_size=64, num_queries=100, block=3),
         list(PICTURES.numpy()),
     )
-    alone = Trainer(replace(recipe, block=7), figures, tmp_path)
+    without = Trainer(replace(recipe, block=7), figures, tmp_path)
     taught = Trainer(recipe, figures, tmp_path, coarse=retrofitted)
-    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
+    images = torch.from_numpy(np.stack([without.sample_task(0, i).image for i in range(2)]))
     target = taught.coarse.target(images)
     assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
     # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
-    recorded = []
-    hook = taught.model.trunk.register_forward_hook(lambda *call: recorded.append(call[-1]))
+    calls = []
+    hook = taught.model.trunk.register_forward_hook(lambda *call: calls.append(call[-1]))
     maps = taught.model(images)
     hook.remove()
-    tokens = torch.einsum("bdhw,cd->bchw", recorded[0], taught.coarse.head.weight)
+    tokens = torch.einsum("bdhw,cd->bchw", calls[0], taught.coarse.head.weight)
     tokens = tokens + taught.coarse.head.bias[:, None, None]
     a, b = (t - t.mean((0, 2, 3), keepdim=True) for t in (tokens, target))
     expected = 1 - ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).mean()
@@ -122,26 +122,26 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
     taught.optimizer.zero_grad()
     with torch.no_grad():
         extra = taught.rate() * expected.item()
-    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
+    assert taught.train_step()["loss"] - without.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofitted):
-    more = ("--coarse-teacher", str(retrofitted), "--block", "3")
-    whole = run(tmp_path / "whole", 4, *more)
-    run(tmp_path / "parts", 4, *more, "--stop", "2")
-    parts = run(tmp_path / "parts", 4, *more)
-    assert all(torch.equal(whole[k], parts[k]) for k in whole)
-    assert set(whole) == set(run(tmp_path / "plain", 2))
+    args = ("--coarse-teacher", str(retrofitted), "--block", "3")
+    uninterrupted = run(tmp_path / "whole", 4, *args)
+    run(tmp_path / "parts", 4, *args, "--stop", "2")
+    parts = run(tmp_path / "parts", 4, *args)
+    assert all(torch.equal(uninterrupted[k], parts[k]) for k in uninterrupted)
+    assert set(uninterrupted) == set(run(tmp_path / "plain", 2))
     card = json.loads((tmp_path / "whole/card.json").read_text())
     assert card["coarse_teacher"] == hashlib.sha256(b"weights").hexdigest()
     with pytest.raises(OptionError, match=r"state.pt was trained without a coarse teacher"):
-        run(tmp_path / "plain", 4, *more)
+        run(tmp_path / "plain", 4, *args)
     with pytest.raises(OptionError, match="block=3 has no effect without a coarse teacher"):
         Trainer(Recipe(block=3), list(PICTURES.numpy()), tmp_path)
 
 
-def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
+def test_incompatible_options(tmp_path, monkeypatch):
     images = list(PICTURES.numpy())
     with pytest.raises(OptionError, match=r"near=0.5 has no effect without a teacher"):
         Trainer(Recipe(near=0.5), images, tmp_path)

@@ -82,7 +82,7 @@ def run(tmp_path_factory, micrographs):
         patch.setattr(measure, key, value)
     folder = tmp_path_factory.mktemp("proof")
 
-    def call(*more):
+    def call(*args):
         options = [
             "--runs",
             str(folder / "runs"),
@@ -91,7 +91,7 @@ def run(tmp_path_factory, micrographs):
             "--micrographs",
             str(micrographs),
         ]
-        patch.setattr(sys, "argv", ["small_retrofit.py", *options, *more])
+        patch.setattr(sys, "argv", ["small_retrofit.py", *options, *args])
         proof.main()
         return json.loads((folder / "out" / "proof.json").read_text())
 
@@ -100,13 +100,13 @@ def run(tmp_path_factory, micrographs):
 
 
 @pytest.mark.slow
-def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypatch):
+def test_every_row_occurs_once_without_repetitions(run, capsys, monkeypatch):
     call, folder = run
     report = call("--seeds", "3", "4")
     assert "no --pool was given" in capsys.readouterr().out
-    got = [(r["data"], r["student"], r["seed"]) for r in report["rows"]]
+    keys = [(r["data"], r["student"], r["seed"]) for r in report["rows"]]
     expected = [("own", s, 3) for s in ("teacher", *NAMES)] + [("small table", "teacher", 3)]
-    assert got == expected + [("own", s, 4) for s in ("teacher", *NAMES)]
+    assert keys == expected + [("own", s, 4) for s in ("teacher", *NAMES)]
     assert "/somewhere" not in json.dumps(report)
     assert str(folder) not in json.dumps(report)
 
@@ -117,8 +117,8 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
     monkeypatch.setattr(proof.masked, "train", never)
     report["rows"] = [r for r in report["rows"] if (r["student"], r["seed"]) != ("alibi2d", 4)]
     (folder / "out" / "proof.json").write_text(json.dumps(report))
-    again = call("--seeds", "3", "4")
-    assert sorted((r["data"], r["student"], r["seed"]) for r in again["rows"]) == sorted(got)
+    second = call("--seeds", "3", "4")
+    assert sorted((r["data"], r["student"], r["seed"]) for r in second["rows"]) == sorted(keys)
     with pytest.raises(AssertionError, match="trained again"):
         call("--seeds", "5")
 
@@ -159,17 +159,17 @@ def test_likeness_is_to_the_teacher_without_its_channels(run, micrographs):
     assert result["centred cosine"] == pytest.approx(1, abs=1e-6)
     assert result["rank"] == pytest.approx(1)
     assert 0 < result["cosine of constant"] < 0.999
-    less = measure.likeness(teacher, teacher, [3, 7], micrographs)["micrographs"]
-    assert less["cosine"] < 0.999
-    assert less["rank blanked"] != less["rank teacher"] == less["rank student"]
+    similarity = measure.likeness(teacher, teacher, [3, 7], micrographs)["micrographs"]
+    assert similarity["cosine"] < 0.999
+    assert similarity["rank blanked"] != similarity["rank teacher"] == similarity["rank student"]
 
 
-def test_the_average_over_shifts_knows_no_position(run):
+def test_the_average_over_shifts_has_no_position(run):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
     image = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
     result = measure.shift_average(teacher, image)
-    moved = measure.shift_average(teacher, image.roll((8, -4), (1, 2)))
-    torch.testing.assert_close(moved, result.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
+    shifted = measure.shift_average(teacher, image.roll((8, -4), (1, 2)))
+    torch.testing.assert_close(shifted, result.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
     assert (measure.final_maps(teacher, image) - result).abs().max() > 0.1
     flat = measure.shift_average(teacher, torch.full((3, 24, 24), 0.3))
     torch.testing.assert_close(flat, flat[:, :1, :1].expand_as(flat), rtol=1e-4, atol=1e-5)
@@ -228,21 +228,21 @@ def test_the_pool_is_named_with_licences_and_without_what_is_for_evaluation(tmp_
 
 
 def test_images_stored_in_memory_are_those_of_the_source_in_8_bits():
-    retained = proof.Bytes(Dots())
-    assert [retained.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
-    assert max(float((retained[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
-    assert retained.describe()["bits"] == 8
-    assert retained.fingerprint() != Dots().fingerprint()
+    cached = proof.Bytes(Dots())
+    assert [cached.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
+    assert max(float((cached[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
+    assert cached.describe()["bits"] == 8
+    assert cached.fingerprint() != Dots().fingerprint()
 
 
 @pytest.mark.slow
 def test_the_figure_has_a_dot_for_every_seed(run):
     call, folder = run
     report = call("--seeds", "3", "4")
-    drawn = figure.draw(report)
-    labels = [t.get_text() for t in drawn.axes[0].get_yticklabels()]
+    axes = figure.draw(report)
+    labels = [t.get_text() for t in axes.axes[0].get_yticklabels()]
     assert labels[1:] == [figure.BEFORE, figure.BLANKED, *NAMES]
-    dots = [line for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    dots = [line for line in axes.axes[0].lines if line.get_marker() == "o"]
     assert [len(d.get_xdata()) for d in dots] == [2] * 4
     assert min(d.get_xdata().min() for d in dots) >= -1
     assert (folder / "out" / "proof.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Coordinates of streams once more: token by token, in fractions and from the definitions alone, to test against."""
+"""Reference coordinates of streams: token by token, in fractions, from the definitions."""
 
 import math
 from fractions import Fraction
@@ -25,7 +25,7 @@ def parts_of(segment):
 
 
 def length_of(segment):
-    """Return how many tokens a segment has."""
+    """Return the number of tokens of a segment."""
     if isinstance(segment, Text):
         return segment.tokens
     return sum(t * h * w for t, h, w, _ in parts_of(segment))
@@ -37,7 +37,7 @@ def documents_of(row):
 
 
 class Rule:
-    """What a scheme does with one text token, and with one image."""
+    """Rule of a scheme for one text token, and for one image."""
 
     axes = 3
     step = 1
@@ -55,8 +55,8 @@ class Rule:
         """Return the coordinates of the tokens of an image, and the counter after it; one draw for each part."""
         tokens = []
         for (t, h, w, _), draw in zip(parts_of(segment), draws, strict=True):
-            here, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
-            tokens += here
+            coords, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
+            tokens += coords
         return tokens, c
 
     def block(self, t, h, w, seconds, c, draw):
@@ -67,16 +67,16 @@ class Rule:
         """Start a sample (row, number)."""
 
     def first(self, group):
-        """Return where the counter of a group starts."""
+        """Return the initial counter of a group."""
         return 0
 
     def close(self, c):
-        """Return the counter after a token at a boundary that left it at `c`."""
+        """Return the counter after a boundary token with the counter `c`."""
         return c
 
 
 class Line(Rule):
-    """rope1d: one after the other."""
+    """rope1d: consecutive integers."""
 
     axes = 1
 
@@ -85,7 +85,7 @@ class Line(Rule):
 
 
 class MRoPE(Rule):
-    """mrope, mrope_i, mhrope: frames, rows and columns from the counter on."""
+    """mrope, mrope_i, mhrope: frames, rows and columns, starting at the counter."""
 
     scale = (1, 1, 1)
 
@@ -104,8 +104,8 @@ class MRoPE(Rule):
         ]
         corner = 0 if self.spatial_reset else c
         tokens = [(c + a, corner + b, corner + d) for a, b, d in local]
-        counted = [max(p[1:]) if self.after == "side" else max(p) for p in local]
-        return tokens, c + max(counted) + 1
+        distances = [max(p[1:]) if self.after == "side" else max(p) for p in local]
+        return tokens, c + max(distances) + 1
 
 
 class TMRoPEInterleaved(MRoPE):
@@ -161,7 +161,7 @@ class Twice(Rule):
 
 
 class Circle(Rule):
-    """circlerope: points in space, with basis vectors made by a cross product; floats."""
+    """circlerope: points in space, with basis vectors from a cross product; floats."""
 
     def block(self, t, h, w, seconds, c, draw):
         mid = ((h - 1) / 2, (w - 1) / 2) if self.move_to_origin else (0.0, 0.0)
@@ -179,9 +179,9 @@ class Circle(Rule):
         v = [normal[(i + 1) % 3] * u[(i + 2) % 3] - normal[(i + 2) % 3] * u[(i + 1) % 3] for i in range(3)]
         points = []
         for k, ((y, x), a) in enumerate(zip(flat, toward, strict=True)):
-            turn = alpha * a + (1 - alpha) * 2 * math.pi * k / len(flat)
-            along = (1 - blend) * radius * math.cos(turn) + blend * x
-            up = (1 - blend) * radius * math.sin(turn) + blend * y
+            angle = alpha * a + (1 - alpha) * 2 * math.pi * k / len(flat)
+            along = (1 - blend) * radius * math.cos(angle) + blend * x
+            up = (1 - blend) * radius * math.sin(angle) + blend * y
             points.append([along * u[i] + up * v[i] for i in (2, 1, 0)])  # time is z, rows y, columns x
         if self.offset is not None:
             lift = abs(min(map(min, points))) + float(self.offset)
@@ -200,8 +200,8 @@ class VRoPE(Rule):
         tokens = []
         for f, y, x in cells(t, h, w):
             at = c + f * gap
-            ways = [(y, x), (y, w - 1 - x), (h - 1 - y, x), (h - 1 - y, w - 1 - x)]
-            tokens.append(tuple(at + a + b for a, b in ways))
+            reflections = [(y, x), (y, w - 1 - x), (h - 1 - y, x), (h - 1 - y, w - 1 - x)]
+            tokens.append(tuple(at + a + b for a, b in reflections))
         return tokens, max(map(max, tokens)) + 1
 
 
@@ -236,12 +236,12 @@ class Tiles(Rule):
         for _, _, _, tile in parts_of(segment):
             row, column = (None, None) if tile is None else next(order)
             for _, a, d in cells(1, h, w):
-                whole = tile is None or down * across == 1
-                y, x = (a, d) if whole else (self.place(row, down, a, h), self.place(column, across, d, w))
+                untiled = tile is None or down * across == 1
+                y, x = (a, d) if untiled else (self.cell(row, down, a, h), self.cell(column, across, d, w))
                 tokens.append((c + y * w + x,))
         return tokens, c + h * w
 
-    def place(self, tile, tiles, token, side):
+    def cell(self, tile, tiles, token, side):
         """Return the row, or column, of the thumbnail that a token of a tile lies on."""
         if self.sampling == "centre":
             return math.floor((tile + (token + Fraction(1, 2)) / side) * side / tiles)
@@ -274,16 +274,16 @@ class Rings(Rule):
     def block(self, t, h, w, seconds, c, draw):
         tokens = []
         for _ in range(t):
-            left, ring, result = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
-            while left:
+            remaining, ring, result = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
+            while remaining:
                 last = self.rings is not None and ring == self.rings - 1
                 inner = {
                     (y, x)
-                    for y, x in left
-                    if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= left and not last
+                    for y, x in remaining
+                    if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= remaining and not last
                 }
-                result |= dict.fromkeys(left - inner, ring)
-                left, ring = inner, ring + 1
+                result |= dict.fromkeys(remaining - inner, ring)
+                remaining, ring = inner, ring + 1
             tokens += [(c + result[y, x],) for _, y, x in cells(1, h, w)]
             c += ring
         return tokens, c
@@ -304,12 +304,12 @@ class Bilevel(Rule):
     ROOM = 2**26
 
     def text(self, c):
-        segment, place = divmod(c, self.ROOM)
-        place = min(place, self.train_length - 1)
-        return segment, place, place
+        segment, index = divmod(c, self.ROOM)
+        index = min(index, self.train_length - 1)
+        return segment, index, index
 
     def next_segment(self, c):
-        """Return the counter where a segment begins that has nothing before it."""
+        """Return the counter at the start of a segment without predecessor."""
         return c if c % self.ROOM == 0 else (c // self.ROOM + 1) * self.ROOM
 
     def close(self, c):
@@ -367,18 +367,18 @@ RULES = {
 
 
 def walk(rule, rows, start=None, draws=None):
-    """Return the coordinates of every token of each row, and the counter of what follows each row.
+    """Return the coordinates of every token of each row, and the counter after each row.
 
     Args:
         rule: a `Rule`.
         rows: as `Stream.of` takes them.
-        start: counter that the first sample of each row goes on from.
-        draws: what was drawn for each block, text included, or None.
+        start: initial counter of the first sample of each row.
+        draws: random values of each block, including text, or None.
     """
-    drawn = None if draws is None else iter(draws)
+    values = None if draws is None else iter(draws)
     tokens, following = [], []
     for number, row in enumerate(rows):
-        here, after = [], 0 if start is None else start[number]
+        row_tokens, after = [], 0 if start is None else start[number]
         for document, segments in enumerate(documents_of(row)):
             begin = Fraction(start[number]) if start is not None and document == 0 else 0
             counters = {}
@@ -387,52 +387,52 @@ def walk(rule, rows, start=None, draws=None):
                 group = segment.group if isinstance(segment, Text) else 0
                 c = counters.get(group, begin + rule.first(group))
                 if isinstance(segment, Text):
-                    if drawn is not None:
-                        next(drawn)
-                    here += [rule.text(c + i * rule.step) for i in range(segment.tokens)]
+                    if values is not None:
+                        next(values)
+                    row_tokens += [rule.text(c + i * rule.step) for i in range(segment.tokens)]
                     counters[group] = c if segment.shared else c + segment.tokens * rule.step
                     if segment.boundary and not segment.shared:
                         counters[group] = rule.close(counters[group])
                 else:
                     parts = parts_of(segment)
-                    arguments = [None] * len(parts) if drawn is None else [next(drawn) for _ in parts]
+                    arguments = [None] * len(parts) if values is None else [next(values) for _ in parts]
                     result, counters[group] = rule.image(segment, c, arguments)
-                    here += result
+                    row_tokens += result
                 after = counters[group]
-        tokens.append(here)
+        tokens.append(row_tokens)
         following.append(after)
     return tokens, following
 
 
 def rule_for(scheme):
-    """Return the `Rule` that says once more what a scheme does."""
+    """Return the reference `Rule` of a scheme."""
     return RULES[scheme.name](scheme.options())
 
 
-def spread(tokens, mask, axes, padding=0):
+def padded(tokens, mask, axes, padding=0):
     """Return the coordinates of all tokens as a tensor (axes, b, s)."""
     blank = (float(padding),) * axes
     table = []
-    for here, valid in zip(tokens, mask.tolist(), strict=True):
-        left = iter(here)
-        table.append([tuple(map(float, next(left))) if v else blank for v in valid])
-        assert next(left, None) is None, "there are more tokens than positions"
+    for row, valid in zip(tokens, mask.tolist(), strict=True):
+        remaining = iter(row)
+        table.append([tuple(map(float, next(remaining))) if v else blank for v in valid])
+        assert next(remaining, None) is None, "there are more tokens than positions"
     return torch.tensor(table, dtype=torch.float64).movedim(-1, 0)
 
 
 def visible(rows, mask):
-    """Return which keys each query may attend to, (b, 1, s, s), found by asking for each pair."""
+    """Return the attention mask (b, 1, s, s), computed pair by pair."""
     out = torch.zeros(mask.shape[0], 1, mask.shape[1], mask.shape[1], dtype=torch.bool)
     for number, row in enumerate(rows):
-        about = []  # for each token its sample, and its shared run
+        owners = []  # for each token its sample, and its shared run
         for document, segments in enumerate(documents_of(row)):
-            for place, segment in enumerate(segments):
-                run = (document, place) if isinstance(segment, Text) and segment.shared else None
-                about += [(document, run)] * length_of(segment)
+            for index, segment in enumerate(segments):
+                run = (document, index) if isinstance(segment, Text) and segment.shared else None
+                owners += [(document, run)] * length_of(segment)
         positions = [s for s, valid in enumerate(mask[number].tolist()) if valid]
-        for i, (document, run) in enumerate(about):
+        for i, (document, run) in enumerate(owners):
             for j in range(i + 1):
-                other, hidden = about[j]
+                other, hidden = owners[j]
                 if other == document and hidden in (None, run):
                     out[number, 0, positions[i], positions[j]] = True
     return out

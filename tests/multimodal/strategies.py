@@ -50,7 +50,7 @@ def batches(draw, pieces=(*EVERY, shared), packed=True, largest=4):
 
 
 def joined(segments):
-    """Return segments with neighbouring texts of one group made one, as they look in token types."""
+    """Return segments with adjacent texts of one group merged, as token types describe them."""
     out = []
     for s in segments:
         before = out[-1] if out else None
@@ -63,7 +63,7 @@ def joined(segments):
 
 
 def is_packed(row):
-    """Whether a row is a list of samples."""
+    """Return whether a row is a list of samples."""
     return bool(row) and isinstance(row[0], list)
 
 
@@ -74,19 +74,21 @@ def masks(draw, rows):
     longest = max(lengths) + draw(st.integers(0, 3))
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
     for row, n in enumerate(lengths):
-        how = draw(st.sampled_from(["left", "right", "inside"]))
-        if how == "inside":
+        layout = draw(st.sampled_from(["left", "right", "inside"]))
+        if layout == "inside":
             order = torch.randperm(longest, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
             mask[row, order[:n]] = True
         else:
-            mask[row] = torch.arange(longest) >= longest - n if how == "left" else torch.arange(longest) < n
+            mask[row] = (
+                torch.arange(longest) >= longest - n if layout == "left" else torch.arange(longest) < n
+            )
     return mask
 
 
 def ids_of(rows, mask, merge=1, as_tensors=True):
     """Return the arguments of `Stream.from_ids` that describe rows: types, grids in patch units, mask, samples.
 
-    Grids are tensors, which cannot say tiles; or lists of segments.
+    Grids are tensors, which cannot describe tiles, or lists of segments.
     """
     types, documents, groups, ends = (torch.zeros(mask.shape, dtype=torch.long) for _ in range(4))
     images, films = [], []
@@ -100,9 +102,9 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
                 if kind:
                     (images if kind == 1 else films).append(s)
         positions = mask[number].nonzero()[:, 0]
-        for place, about in zip(positions.tolist(), kinds, strict=True):
-            for field, value in zip((types, documents, groups, ends), about, strict=True):
-                field[number, place] = value
+        for position, kind_of_token in zip(positions.tolist(), kinds, strict=True):
+            for field, value in zip((types, documents, groups, ends), kind_of_token, strict=True):
+                field[number, position] = value
     arguments = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
     if not as_tensors:
         return {**arguments, "images": images, "videos": films}
@@ -120,7 +122,7 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
 
 @st.composite
 def mrope_options(draw):
-    """Return options that all schemes of the MRoPE family have."""
+    """Return common options of the MRoPE family."""
     return {
         "stride": draw(halves),
         "spatial_reset": draw(st.booleans()),

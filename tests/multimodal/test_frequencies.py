@@ -18,8 +18,8 @@ ROWS = [[Text(5), Image(3, 4), Text(2), Video(3, 2, 2, 0.5), Text(300)], [Image(
 
 @cases(("dim", "base", "scale", "length"), [(128, 1e6, 4.0, 32768), (32, 1e4, 2.5, 256)])
 @cases("spec", ["videorope", "mrope", "mrope_i", "mmrope"])
-def test_yarn_on_time_alone(spec, dim, base, scale, length):
-    """YaRN's formulas for each pair of time, nothing for rows and columns."""
+def test_yarn_on_the_time_axis_only(spec, dim, base, scale, length):
+    """YaRN's formulas for each pair of time; rows and columns are unchanged."""
     axis = create_scheme(spec).allocation(dim // 2)
     plain = inverse_frequencies(dim, base)
     result = on_axis(plain, yarn(dim, base, scale, length), axis)
@@ -35,17 +35,18 @@ def test_yarn_on_time_alone(spec, dim, base, scale, length):
             changed += share > 0
         else:
             assert torch.equal(result[pair], plain[pair])
-    few = spec == "mrope" and dim == 128  # time has the highest frequencies, which YaRN leaves alone
-    assert bool(changed) != few
+    # time has the highest frequencies, which YaRN does not change
+    has_few_pairs = spec == "mrope" and dim == 128
+    assert bool(changed) != has_few_pairs
     ids = create_scheme(spec).coordinates(Stream.of(ROWS)).ids
     before, after = (angles(ids, rates, axis) for rates in (plain, result))
-    still = axis != allocation.T
-    assert torch.equal(before[..., still], after[..., still])
-    assert torch.equal(before, after) == few
+    spatial = axis != allocation.T
+    assert torch.equal(before[..., spatial], after[..., spatial])
+    assert torch.equal(before, after) == has_few_pairs
 
 
-def test_slow_pairs_of_a_longer_video_turn_as_in_training():
-    """Of a video four times as long, every fourth frame is where a frame of training was."""
+def test_slow_pairs_of_a_longer_video_are_rotated_as_in_training():
+    """In a video four times as long, every fourth frame has the angles of a training frame."""
     scheme = create_scheme("videorope(scale=1.0)")
     axis, plain = scheme.allocation(16), inverse_frequencies(32, 1e4)
     result = on_axis(plain, plain / 4, axis)
@@ -56,7 +57,7 @@ def test_slow_pairs_of_a_longer_video_turn_as_in_training():
     )
 
 
-def test_frequencies_of_one_axis_refuse_what_does_not_belong_together():
+def test_frequencies_of_one_axis_reject_wrong_combinations():
     axis, plain = create_scheme("mrope").allocation(8), torch.ones(8)
     with pytest.raises(ShapeError, match=r"has 8 pairs of channels, but scaled has the shape \(6,\)"):
         on_axis(plain, torch.ones(6), axis)
@@ -74,8 +75,8 @@ def test_frequencies_of_one_axis_refuse_what_does_not_belong_together():
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("spec", ["mrope", "videorope(centre=exact)", "circlerope"])
-def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
-    """Learned frequencies, pair c for axis c mod 3, minus the angle; against products written out for each pair."""
+def test_grape_rotates_streams_by_the_coordinates_of_a_scheme(spec, shared):
+    """Learned frequencies, pair c for axis c mod 3, minus the angle; against a loop over pairs."""
     coordinates = create_scheme(spec).coordinates(Stream.of(ROWS, "left"))
     positions = Positions(coordinates.ids.movedim(0, -1).clone(), coordinates.mask)
     encoding = create_encoding("grape", dim=2 * 14, num_heads=2, base=1e4, shared=shared).double()
@@ -85,17 +86,17 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     b, s = coordinates.mask.shape
     q, k = (torch.randn(b, 2, s, 14, generator=generator, dtype=torch.float64) for _ in "qk")
     cotangent = torch.randn(b, 2, s, s, generator=generator, dtype=torch.float64)
-    turn = encoding.transform(positions, 0)
-    actual = turn.query(q) @ turn.key(k).mT
+    rotary = encoding.transform(positions, 0)
+    actual = rotary.query(q) @ rotary.key(k).mT
     (slope,) = torch.autograd.grad(actual, encoding.log_freq, cotangent)
     log_freq = encoding.log_freq.detach().clone().requires_grad_()
-    place = torch.where(coordinates.mask, coordinates.ids, 0.0)
+    coords = torch.where(coordinates.mask, coordinates.ids, 0.0)
     expected = torch.zeros_like(actual)
     for pair in range(7):
         rate = (log_freq[..., pair] / 16).exp()
-        at = place[pair % 3]
-        apart = (at[:, :, None] - at[:, None, :])[:, None]  # query minus key
-        angle = apart * (rate if shared else rate[:, None, None])
+        at = coords[pair % 3]
+        offsets = (at[:, :, None] - at[:, None, :])[:, None]  # query minus key
+        angle = offsets * (rate if shared else rate[:, None, None])
         x, y = (t[..., pair, None] for t in (q, k))
         u, v = (t[..., pair + 7, None] for t in (q, k))
         # real part of (x + i u) (y - i v) exp(-i angle)
@@ -106,7 +107,7 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
 
 
 def test_learned_frequencies_under_any_allocation():
-    """What `rotation` makes of learned frequencies is grape's, mirrored; and they get gradients."""
+    """`rotation` with learned frequencies equals grape with the opposite sign; frequencies get gradients."""
     coordinates = create_scheme("mrope").coordinates(Stream.of(ROWS[:1]))
     log_freq = (-torch.arange(7) * 0.4).requires_grad_()
     axis = allocation.cycle((0, 1, 2), 7)
@@ -125,7 +126,7 @@ def test_learned_frequencies_under_any_allocation():
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mrope", "circlerope"])
 def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
-    """GRAPE-A: attention under the stream's mask, with the bias of every pair of tokens written out."""
+    """GRAPE-A: attention under the stream's mask, with an explicit bias for every pair of tokens."""
     stream = Stream.of([[[Text(3), Image(2, 3)], [Text(2), Video(2, 1, 2)]], [Image(3, 2), Text(4)]], "left")
     coordinates = create_scheme(spec).coordinates(stream)
     encoding = create_encoding("grape_alibi", dim=12, num_heads=2).double()
@@ -139,13 +140,15 @@ def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
         for head, slope in enumerate((2**-4, 2**-8)):
             unit = [t[head] / t[head].norm() for t in (encoding.u.detach(), encoding.v.detach())]
             for i in range(s):
-                recorded = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
-                if not recorded:
+                keys = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
+                if not keys:
                     continue
                 logits = []
-                for j in recorded:
-                    away = math.dist(coordinates.ids[:, row, i].tolist(), coordinates.ids[:, row, j].tolist())
+                for j in keys:
+                    distance = math.dist(
+                        coordinates.ids[:, row, i].tolist(), coordinates.ids[:, row, j].tolist()
+                    )
                     gate = soft(k[row, head, j] @ unit[0] / 6**0.5) + soft(q[row, head, i] @ unit[1] / 6**0.5)
-                    logits.append(q[row, head, i] @ k[row, head, j] / 6**0.5 - slope * gate * away)
-                expected = torch.stack(logits).softmax(0) @ v[row, head, recorded]
+                    logits.append(q[row, head, i] @ k[row, head, j] / 6**0.5 - slope * gate * distance)
+                expected = torch.stack(logits).softmax(0) @ v[row, head, keys]
                 torch.testing.assert_close(actual[row, head, i], expected, rtol=0, atol=1e-9)

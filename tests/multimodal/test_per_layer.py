@@ -1,4 +1,4 @@
-"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens equally, refusals."""
+"""Schemes per layer: each layer equals its scheme, text is exact, prompts and single tokens agree, errors."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from vispe.multimodal.per_layer import PerLayerSchemes, alternating, pyramid
 FREQUENCIES = 10_000.0 ** (-torch.arange(8) / 8)
 
 
-def test_age_of_circle_rope():
+def test_alternating_layers_of_circle_rope():
     """Even layers circle, odd layers plain."""
     layers = alternating(["circlerope(radius=5.0)", "mrope_i"], 5)
     assert layers.of_layer == (0, 1, 0, 1, 0)
@@ -29,7 +29,7 @@ def test_age_of_circle_rope():
     assert not alternating(["mrope", "tad_rope"], 2).text_exact
 
 
-def test_the_middle_of_a_pyramid_grows():
+def test_the_centre_of_a_pyramid_grows():
     layers = pyramid(7, rings=3, every=2)
     assert layers.of_layer == (0, 0, 1, 1, 2, 2, 2)
     stream = Stream.of([[Text(2), Image(6, 7), Text(1)]])
@@ -45,8 +45,8 @@ def test_the_middle_of_a_pyramid_grows():
 
 @quick
 @given(data=st.data())
-def test_each_layer_is_its_scheme_alone(data):
-    """On random streams, packed or padded, from any counters on; what is decoded, too."""
+def test_each_layer_equals_its_scheme(data):
+    """On random streams, packed or padded, with any initial counters, including decoding."""
     rows = data.draw(batches((*EVERY, shared)))
     stream = Stream.of(rows, data.draw(st.sampled_from(["left", "right"])))
     layers = alternating(["circlerope", {"name": "mrope", "stride": 2.0}, "pype(rings=2)"], 4)
@@ -58,10 +58,10 @@ def test_each_layer_is_its_scheme_alone(data):
         scheme, mine = layers.scheme(layer), result[layers.of_layer[layer]]
         rule = oracle.rule_for(scheme)
         tokens, following = oracle.walk(rule, rows, begin[layers.of_layer[layer]])
-        check(scheme.name, mine.ids, oracle.spread(tokens, stream.mask, rule.axes, -1))
+        check(scheme.name, mine.ids, oracle.padded(tokens, stream.mask, rule.axes, -1))
         decoded = [[rule.text(f + i) for i in range(2)] for f in following]
         every = torch.ones(len(rows), 2, dtype=torch.bool)
-        check(scheme.name, mine.decode(2), oracle.spread(decoded, every, rule.axes))
+        check(scheme.name, mine.decode(2), oracle.padded(decoded, every, rule.axes))
 
 
 def test_text_is_exact_in_all_layers():
@@ -75,34 +75,34 @@ def test_text_is_exact_in_all_layers():
 
 
 @cases("layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"])
-def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
+def test_decoding_equals_a_longer_prompt(layers):
     """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
-    tokens, more = sum(oracle.length_of(s) for s in prompt), 3
-    whole = layers.coordinates(Stream.of([[*prompt, Text(more)]]))
+    tokens, decoded = sum(oracle.length_of(s) for s in prompt), 3
+    full = layers.coordinates(Stream.of([[*prompt, Text(decoded)]]))
     first = layers.coordinates(Stream.of([prompt]))
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(4, 3, 16, 16, generator=generator, dtype=torch.float64) / 4
-    x = torch.randn(1, tokens + more, 16, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, tokens + decoded, 16, generator=generator, dtype=torch.float64)
 
     def project(h, w):
         return [(h @ m)[:, None] for m in w]
 
     expected = x
     for layer, w in enumerate(weights):
-        scheme, at = layers.scheme(layer), whole[layers.of_layer[layer]]
-        turn = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
-        expected = expected + attention(*project(expected, w), transform=turn, is_causal=True)[:, 0]
+        scheme, at = layers.scheme(layer), full[layers.of_layer[layer]]
+        rotary = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
+        expected = expected + attention(*project(expected, w), transform=rotary, is_causal=True)[:, 0]
     cache = [None] * 4
     pieces = []
-    for begin, end in [(0, tokens), *((tokens + i, tokens + i + 1) for i in range(more))]:
+    for begin, end in [(0, tokens), *((tokens + i, tokens + i + 1) for i in range(decoded))]:
         h = x[:, begin:end]
         for layer, w in enumerate(weights):
             scheme, at = layers.scheme(layer), first[layers.of_layer[layer]]
-            ids = at.ids if begin == 0 else at.decode(more)[..., begin - tokens : end - tokens]
-            turn = rotation(ids, FREQUENCIES, scheme.allocation(8))
+            ids = at.ids if begin == 0 else at.decode(decoded)[..., begin - tokens : end - tokens]
+            rotary = rotation(ids, FREQUENCIES, scheme.allocation(8))
             q, k, v = project(h, w)
-            q, k = turn.query(q), turn.key(k)
+            q, k = rotary.query(q), rotary.key(k)
             if cache[layer] is not None:
                 k, v = (torch.cat(pair, 2) for pair in zip(cache[layer], (k, v), strict=True))
             cache[layer] = (k, v)
@@ -111,13 +111,13 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-9)
 
 
-def test_going_on_from_counters():
+def test_continuing_from_counters():
     layers = alternating(["circlerope", "mrope"], 2)
     one, two = [Text(3), Image(4, 5)], [Text(2), Video(2, 3, 3), Text(1)]
-    whole = layers.coordinates(Stream.of([[*one, *two]]))
+    full = layers.coordinates(Stream.of([[*one, *two]]))
     parts = layers.coordinates(Stream.of([one]))
-    rest = layers.coordinates(Stream.of([two]), start=[c.next for c in parts])
-    for a, b, c in zip(parts, rest, whole, strict=True):
+    second = layers.coordinates(Stream.of([two]), start=[c.next for c in parts])
+    for a, b, c in zip(parts, second, full, strict=True):
         torch.testing.assert_close(torch.cat([a.ids, b.ids], 2), c.ids, rtol=0, atol=1e-12)
     assert parts[0].next.item() != parts[1].next.item()
 
@@ -134,7 +134,7 @@ def test_draws_are_those_of_the_generator():
         assert not torch.equal(a.ids, c.ids)
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(
         OptionError, match=r"of_layer needs the index of a scheme, 0 to 0.*\[0, 1\] for 1 sch"
     ):

@@ -1,4 +1,4 @@
-"""Properties of schemes are found from coordinates, and the page of the guide agrees with them."""
+"""Measured properties of schemes, and their agreement with the guide."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
 ROOT = Path(__file__).parents[2]
 
 
-recorded = cache(properties)
+cached_properties = cache(properties)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,10 +39,10 @@ def generator():
 
 @pytest.fixture(scope="module")
 def actual(generator):
-    return {spec: recorded(spec) for spec in generator.specs()}
+    return {spec: cached_properties(spec) for spec in generator.specs()}
 
 
-def test_the_page_says_what_is_found(generator, actual, monkeypatch):
+def test_the_guide_agrees_with_measured_properties(generator, actual, monkeypatch):
     from tests.hosts.transformers.tiny import needs
 
     needs("5.24", "the tables of the pages have families of 5.24")
@@ -59,12 +59,12 @@ def test_the_page_says_what_is_found(generator, actual, monkeypatch):
         generator.updated("schemes.md", "# no marks")
 
 
-def test_every_scheme_decodes_where_its_text_ends(actual):
+def test_every_scheme_continues_its_text_when_decoding(actual):
     assert [spec for spec, p in actual.items() if not p.decode_safe] == []
 
 
 @cases("name", list_schemes())
-def test_schemes_know_whether_they_keep_text(actual, name):
+def test_is_text_exact_equals_the_measured_property(actual, name):
     assert actual[name].text_exact == scheme_class(name).text_exact
 
 
@@ -88,7 +88,7 @@ def test_schemes_know_whether_they_keep_text(actual, name):
     ],
 )
 def test_costs(spec, image, video, tiles):
-    p = recorded(spec)
+    p = cached_properties(spec)
     assert (p.image, p.video, p.tiles_cost) == (image, video, tiles)
     at = {"t": 1, "h": 24, "w": 36, "max": max, "min": min, "ceil": math.ceil, "__builtins__": {}}
     spelled = image.replace("h w", "h * w")
@@ -104,39 +104,40 @@ def test_positions_of_known_schemes():
     assert reset.follows_text == (True, False, False)
     assert reset.image_gap == (5, 36)  # text at 40, columns up to 35
     assert old.video_gap == (-89, 3)  # text at 11, the last frame at 100
-    vrope = recorded("vrope")
+    vrope = cached_properties("vrope")
     assert (vrope.image_gap, vrope.mirrored, vrope.level, vrope.axes) == ((1, 1), True, True, 4)
     assert not qwen.mirrored
     assert not qwen.level
-    shared = recorded("mousi(share=all)")
+    shared = cached_properties("mousi(share=all)")
     assert (shared.distinct_image, shared.distinct_tiles, shared.distinct_video, shared.level) == (
         False,
         False,
         False,
         True,
     )
-    dhr = recorded("rope_dhr")
+    dhr = cached_properties("rope_dhr")
     assert (dhr.distinct_image, dhr.distinct_tiles) == (True, False)
 
 
-def test_what_options_change():
-    assert not recorded("mrope(text_axes=time)").text_exact
-    assert not recorded("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
+def test_effects_of_options():
+    assert not cached_properties("mrope(text_axes=time)").text_exact
+    # three of eight key heads are not rotated
+    assert not cached_properties("mhrope(sections=[1,2,2])").text_exact
     assert is_text_exact(create_scheme("mhrope"), pairs=16, kv_heads=3)
     assert not is_text_exact(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
     assert not is_text_exact(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
-    assert recorded("mrope(tokens_per_second=2.0)").timed
-    assert not recorded("mrope").timed
-    assert not recorded("v2pe").whole
-    assert recorded("v2pe").random
-    assert not recorded("v2pe(train_strides=null)").random
+    assert cached_properties("mrope(tokens_per_second=2.0)").timed
+    assert not cached_properties("mrope").timed
+    assert not cached_properties("v2pe").whole
+    assert cached_properties("v2pe").random
+    assert not cached_properties("v2pe(train_strides=null)").random
     assert properties({"name": "mrope", "stride": 0.5}).scheme == "mrope(stride=0.5)"
 
 
-def test_nothing_is_looked_up():
+def test_properties_are_measured():
     @dataclass(frozen=True)
     class Odd(RoPE1D):
-        """Claims to keep text; halves the steps of text, refuses tiles, and forgets a position when it decodes."""
+        """Scheme with a wrong claim: it halves the steps of text, rejects tiles, and skips a position when decoding."""
 
         name = "odd"
         step = 0.5
@@ -147,8 +148,8 @@ def test_nothing_is_looked_up():
             return blocks.size[:, 2].double() + 0.25
 
         def coordinates(self, stream, **options):
-            made = super().coordinates(stream, **options)
-            return type(made)(made.ids, made.mask, made.next + 1, self)
+            coordinates = super().coordinates(stream, **options)
+            return type(coordinates)(coordinates.ids, coordinates.mask, coordinates.next + 1, self)
 
     p = properties(Odd())
     assert Odd.text_exact
@@ -163,7 +164,7 @@ def test_nothing_is_looked_up():
     assert p.image == "1.25 to 61.2"
 
 
-def test_mirrors_are_looked_for_in_both_directions():
+def test_reflections_are_tested_in_both_directions():
     @dataclass(frozen=True)
     class Columns(MRoPE):
         """Rows count down from both sides, so only columns are mirrored by a change of axes."""

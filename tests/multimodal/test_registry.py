@@ -1,4 +1,4 @@
-"""Names, spec strings and options of position schemes, and what every scheme says of itself."""
+"""Names, spec strings and options of position schemes, and their descriptions."""
 
 from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar
@@ -27,7 +27,7 @@ NAMES = list_schemes()
 STREAM = Stream.of([[Text(3), Image(2, 3, (1, 2), "last"), Text(1), Video(3, 1, 2, 0.5), Text(2)], [Text(4)]])
 
 
-def test_all_schemes_are_there():
+def test_all_schemes_are_registered():
     expected = "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe pype rope1d rope_dhr"
     assert sorted(NAMES) == NAMES
     assert set(NAMES) >= {
@@ -45,7 +45,7 @@ def test_all_schemes_are_there():
 
 
 @cases("name", NAMES)
-def test_what_a_scheme_says_of_itself(name):
+def test_descriptions(name):
     scheme = create_scheme(name)
     assert type(scheme) is scheme_class(name)
     assert scheme.name == str(scheme) == name
@@ -89,24 +89,24 @@ def test_options_cannot_be_changed_later(name):
         "xdrope(sections=[1,2,3],layout=elementwise,image_index=batch)",
     ],
 )
-def test_spec_strings_go_both_ways(spec):
+def test_spec_strings_round_trip(spec):
     scheme = create_scheme(spec)
-    again = create_scheme(str(scheme))
-    assert again == scheme
-    assert hash(again) == hash(scheme)
-    ours, theirs = scheme.coordinates(STREAM), again.coordinates(STREAM)
+    parsed = create_scheme(str(scheme))
+    assert parsed == scheme
+    assert hash(parsed) == hash(scheme)
+    ours, theirs = scheme.coordinates(STREAM), parsed.coordinates(STREAM)
     assert torch.equal(ours.ids, theirs.ids)
     assert scheme != create_scheme(scheme.name)
 
 
-def test_spec_strings_as_they_are_written():
+def test_canonical_spec_strings():
     assert str(create_scheme("mrope", stride=2.0, sections=[4, 6, 6])) == "mrope(sections=[4,6,6],stride=2.0)"
     assert str(create_scheme("mrope_i(spatial_reset=true)")) == "mrope_i(spatial_reset=true)"
     assert create_scheme("mrope(stride=2)", stride=3).stride == 3
     assert create_scheme(create_scheme("mrope(stride=2)"), after="side").options()["stride"] == 2
 
 
-def test_sections_that_do_not_fit_are_refused_or_clipped():
+def test_sections_that_do_not_fit_raise_or_are_clipped():
     with pytest.raises(
         OptionError, match="cannot be interleaved: 6 pairs at a distance of 3 do not fit into 16"
     ):
@@ -155,7 +155,7 @@ def test_every_option_has_an_effect():
     rows.append([Text(1), Image(1, 2)])
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
 
-    def recorded(scheme, stream):
+    def record(scheme, stream):
         result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
         fixed = scheme.coordinates(stream)
         return [result.ids, result.next, fixed.ids, fixed.next, scheme.allocation(12, 4)]
@@ -171,7 +171,7 @@ def test_every_option_has_an_effect():
     for name in NAMES:
         plain = create_scheme(name)
         stream = grouped if name == "group_pe" else Stream.of(rows)
-        before = recorded(plain, stream)
+        before = record(plain, stream)
         for option in plain.options():
             value = others[option]
             if option == "after":
@@ -184,7 +184,7 @@ def test_every_option_has_an_effect():
                 value = {"sections": (4, 4, 4), "layout": "elementwise"}.get(option, value)
             if (name, option) in always:
                 continue
-            pairs = zip(before, recorded(create_scheme(name, **{option: value}), stream), strict=True)
+            pairs = zip(before, record(create_scheme(name, **{option: value}), stream), strict=True)
             assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs), (name, option)
 
 
@@ -234,13 +234,13 @@ WRONG = {
 
 
 @cases("spec", WRONG)
-def test_what_is_refused(spec):
+def test_spec_errors(spec):
     error, message = WRONG[spec]
     with pytest.raises(error, match=message):
         create_scheme(spec)
 
 
-def test_a_scheme_of_ones_own():
+def test_registering_a_scheme():
     @register_scheme
     @dataclass(frozen=True)
     class Halves(Scheme):
@@ -274,7 +274,7 @@ def test_a_scheme_of_ones_own():
         del _SCHEMES["halves"]
 
 
-def test_coordinates_refuse_what_does_not_fit():
+def test_coordinates_errors():
     scheme, stream = create_scheme("mrope"), Stream.of([[Text(2), Image(1, 2)], [Text(1)]])
     with pytest.raises(ShapeError, match=r"start needs one value for each of 2 rows, got \(3,\)"):
         scheme.coordinates(stream, start=torch.zeros(3))
@@ -290,7 +290,7 @@ def test_coordinates_refuse_what_does_not_fit():
 
 
 def test_deltas():
-    """By the counter, or by the largest coordinate as model codes have it; with or without padding."""
+    """From the counter, or from the largest coordinate as in released models; with and without padding."""
     stream = Stream.of([[Text(2), Video(9, 1, 2), Text(1)], [Text(4)]], "left")
     result = create_scheme("mrope(after=side)").coordinates(stream, padding=99)
     assert result.next.tolist() == [5, 4]  # inside the time range of the video, 2 to 10
@@ -325,6 +325,6 @@ def test_bapa_is_an_alias():
     "spec",
     ["mrope", "mrope_i", "mmrope", "ernie_vl", "videorope", "hope_vlm", "circlerope", "bilevel", "tmrope"],
 )
-def test_heads_without_a_pair_for_each_axis_are_refused(spec):
+def test_heads_without_a_pair_for_each_axis_raise(spec):
     with pytest.raises(OptionError, match=r"at least [34] pairs of channels"):
         create_scheme(spec).allocation(2)

@@ -1,4 +1,4 @@
-"""Allocations against lists, angles against language models' own tables and exact products, layouts both ways."""
+"""Allocations against lists, angles against tables of language models and exact products, conversion of layouts."""
 
 import math
 from fractions import Fraction
@@ -58,7 +58,7 @@ def rotary_of(family, scaling):
 
 
 def same_tables(module, scheme, ids, dtype):
-    """Check that ours are those of the module, to the last bit."""
+    """Check that tables equal those of the module bit for bit."""
     arguments = ids[0] if scheme.axes == 1 else ids
     theirs = module(torch.zeros(1, dtype=dtype), arguments)
     axis = scheme.allocation(16)
@@ -84,7 +84,7 @@ def test_bit_equal_to_the_tables_of_language_models(family, scaling, dtype):
 
 @cases("dtype", [torch.float32, torch.bfloat16])
 @cases("spec", ["mrope", "mrope_i", "mmrope", "videorope", "vrope", "ppe", "circlerope", "v2pe", "pype"])
-def test_text_alone_is_encoded_as_in_a_text_model(spec, dtype):
+def test_text_only_equals_a_text_model(spec, dtype):
     module, scheme = rotary_of("qwen2", "default"), create_scheme(spec)
     for side in ("left", "right"):
         stream = Stream.of([[Text(400)], [Text(300)]], side)
@@ -95,7 +95,7 @@ def test_text_alone_is_encoded_as_in_a_text_model(spec, dtype):
 
 
 def test_heads_with_an_axis_each():
-    """Each key head has the table of one coordinate; heads that are left over do not turn."""
+    """Each key head has the table of one coordinate; remaining heads are not rotated."""
     module = rotary_of("qwen2", "default")
     scheme = create_scheme("mhrope(sections=[1,2,1])")
     ids = scheme.coordinates(Stream.of(ROWS)).ids
@@ -128,7 +128,7 @@ def test_fractions_are_multiplied_without_rounding_before():
 
 
 def test_positions_to_a_million():
-    """Whole positions have the float32 angles of language models, fractions next to them angles next to those."""
+    """Integer positions have the float32 angles of language models, fractions have angles between those."""
     frequencies = (1e6 ** (-torch.arange(0, 32, 2) / 32)).float()
     at = torch.tensor([1e3, 65_537, 131_071, 999_999, 1e6, 2**24 - 1], dtype=torch.float64)
     actual = angles(at[None, None], frequencies, allocation.single(16))[0]
@@ -139,7 +139,7 @@ def test_positions_to_a_million():
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
-def test_positions_survive_models_of_low_precision(dtype):
+def test_positions_are_distinct_in_low_precision(dtype):
     """Neighbours above 256, and neighbours at a distance of 1/4 at 2000, are rotated differently by the fast pairs."""
     frequencies = (10000 ** (-torch.arange(0, 64, 2) / 64)).float()
     stream = Stream.of([[Text(2000), Image(16, 16), Text(50)]])
@@ -151,8 +151,8 @@ def test_positions_survive_models_of_low_precision(dtype):
     wide = tables(ids, frequencies, allocation.single(32))
     assert torch.equal(cos, wide[0].to(dtype))
     assert torch.equal(sin, wide[1].to(dtype))
-    apart = (torch.cat([cos, sin], -1)[0].diff(dim=0) != 0).any(-1)
-    assert bool(apart.all())
+    distinct = (torch.cat([cos, sin], -1)[0].diff(dim=0) != 0).any(-1)
+    assert bool(distinct.all())
 
 
 def test_a_shift_of_all_positions_does_not_change_attention():
@@ -170,7 +170,7 @@ def test_a_shift_of_all_positions_does_not_change_attention():
 
 @cases("spec", ["mrope", "mrope_i", "mhrope(sections=[1,1,1])", "vrope", "hope_vlm"])
 def test_rotation_in_float64_and_in_both_layouts(spec):
-    """Turn channels one pair at a time; and interleaved channels as the same channels in another order."""
+    """Rotate channels pair by pair; interleaved channels equal permuted channels."""
     scheme, pairs, kv_heads, group = create_scheme(spec), 8, 3, 2
     ids = scheme.coordinates(Stream.of([ROWS[1], [Text(3), Image(2, 2)]])).ids
     frequencies = (10000 ** (-torch.arange(pairs) / pairs)).float()
@@ -181,14 +181,14 @@ def test_rotation_in_float64_and_in_both_layouts(spec):
     half = rotation(ids, frequencies, axis)
     actual, keys = half.query(q), half.key(k)
     per_head = axis if axis.ndim == 2 else axis.expand(kv_heads, pairs)
-    turn = angles(ids, frequencies, axis).double()
+    angle_table = angles(ids, frequencies, axis).double()
     expected, wanted_keys = torch.empty_like(q), torch.empty_like(k)
     for head in range(kv_heads * group):
         for pair in range(pairs):
             key_head = head // group
             number = int(per_head[key_head, pair])
             at = torch.zeros(b, s) if number < 0 else ids[number] * frequencies[pair].double()
-            mine = turn[..., pair] if axis.ndim == 1 else turn[:, key_head, :, pair]
+            mine = angle_table[..., pair] if axis.ndim == 1 else angle_table[:, key_head, :, pair]
             torch.testing.assert_close(mine, at.double(), rtol=2.0**-23, atol=0)
             cos, sin = mine.cos().float().double(), mine.sin().float().double()
             for arguments, out, h in ((q, expected, head), (k, wanted_keys, key_head)):
@@ -201,7 +201,7 @@ def test_rotation_in_float64_and_in_both_layouts(spec):
     torch.testing.assert_close(to_half(other.key(to_interleaved(k))), keys, rtol=0, atol=1e-12)
 
 
-def test_scaling_is_that_of_cosines_and_sines():
+def test_scaling_multiplies_cosines_and_sines():
     ids = torch.randint(99, (1, 2, 5)).double()
     frequencies = torch.rand(4)
     plain, scaled = (rotation(ids, frequencies, allocation.single(4), s) for s in (1.0, 1.5))
@@ -211,20 +211,20 @@ def test_scaling_is_that_of_cosines_and_sines():
 
 @cases("layout", ["half", "interleaved"])
 def test_gradients(layout):
-    """A rotation's gradient is the cotangent turned back."""
+    """The gradient of a rotation is the inverse rotation of the cotangent."""
     scheme = create_scheme("mrope_i")
     ids = scheme.coordinates(Stream.of(ROWS[1:])).ids
     frequencies = (10000 ** (-torch.arange(8) / 8)).float()
     rotated = rotation(ids, frequencies, scheme.allocation(8), layout=layout)
-    back = rotation(-ids, frequencies, scheme.allocation(8), layout=layout)
-    for apply, undo, heads in ((rotated.query, back.query, 4), (rotated.key, back.key, 2)):
+    inverse = rotation(-ids, frequencies, scheme.allocation(8), layout=layout)
+    for apply, undo, heads in ((rotated.query, inverse.query, 4), (rotated.key, inverse.key, 2)):
         x = torch.randn(1, heads, ids.shape[2], 16, dtype=torch.float64, requires_grad=True)
         cotangent = torch.randn_like(x)
         (result,) = torch.autograd.grad(apply(x), x, cotangent)
         torch.testing.assert_close(result, undo(cotangent), rtol=0, atol=1e-12)
-    few = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
+    subset = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
     small = torch.randn(1, 1, 4, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(few.key, (small,), atol=1e-6)
+    assert torch.autograd.gradcheck(subset.key, (small,), atol=1e-6)
 
 
 def test_gradients_reach_coordinates():
@@ -243,16 +243,16 @@ def test_gradients_reach_coordinates():
 @cases("dim", [0, 1, 2, -1, -2, -3])
 def test_layouts_convert_both_ways(dim):
     x = torch.randn(6, 10, 4)
-    moved, pairs = x.movedim(dim, 0), x.shape[dim] // 2
+    channels, pairs = x.movedim(dim, 0), x.shape[dim] // 2
     order = [i + half * pairs for i in range(pairs) for half in (0, 1)]
     result = to_interleaved(x, dim)
-    assert torch.equal(result.movedim(dim, 0), moved[order])
+    assert torch.equal(result.movedim(dim, 0), channels[order])
     assert torch.equal(to_half(result, dim), x)
     assert torch.equal(to_interleaved(to_half(x, dim), dim), x)
 
 
 def test_rows_of_projections():
-    """Weights with their rows reordered, head by head, do in one layout what they did in the other."""
+    """Weights with permuted rows per head give the same result in the other layout."""
     heads, pairs, width = 3, 4, 10
     weight, bias = torch.randn(heads * 2 * pairs, width), torch.randn(heads * 2 * pairs)
     x = torch.randn(2, 5, width)
@@ -263,10 +263,10 @@ def test_rows_of_projections():
         rotated = rotation(ids, frequencies, allocation.single(pairs), layout=layout)
         return rotated.query(q) @ rotated.key(q).mT
 
-    moved = to_interleaved(weight.unflatten(0, (heads, -1)), 1).flatten(0, 1)
-    moved_bias = to_interleaved(bias.unflatten(0, (heads, -1)), 1).flatten()
-    assert not torch.equal(moved, weight)
-    torch.testing.assert_close(scores(moved, moved_bias, "interleaved"), scores(weight, bias, "half"))
+    permuted = to_interleaved(weight.unflatten(0, (heads, -1)), 1).flatten(0, 1)
+    permuted_bias = to_interleaved(bias.unflatten(0, (heads, -1)), 1).flatten()
+    assert not torch.equal(permuted, weight)
+    torch.testing.assert_close(scores(permuted, permuted_bias, "interleaved"), scores(weight, bias, "half"))
 
 
 @cases("convert", [to_half, to_interleaved])
@@ -316,7 +316,7 @@ def test_axis_of_each_pair(spec):
 
 
 def test_published_sections():
-    """Heads of 128 channels have 64 pairs: 16, 24, 24 in chunks, 24, 20, 20 in turn, time alone at the end."""
+    """Heads of 128 channels have 64 pairs: 16, 24, 24 in chunks, 24, 20, 20 interleaved, only time at the end."""
     assert letters(create_scheme("mrope").allocation(64)) == "t" * 16 + "h" * 24 + "w" * 24
     assert letters(create_scheme("mrope_i").allocation(64)) == "thw" * 20 + "tttt"
     assert letters(create_scheme("videorope").allocation(64)) == "hw" * 24 + "t" * 16
@@ -372,7 +372,7 @@ def test_heads_that_do_not_fit():
         create_scheme("vrope").allocation(3)
 
 
-def test_angles_refuse_what_does_not_belong_together():
+def test_angles_errors():
     ids = torch.zeros(3, 1, 4, dtype=torch.float64)
     with pytest.raises(ShapeError, match="has 8 pairs of channels, but there are 6 frequencies"):
         angles(ids, torch.ones(6), create_scheme("mrope").allocation(8))
@@ -389,7 +389,7 @@ def test_zero_is_no_rotation_and_does_not_read_coordinates():
 
 
 @cases("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64])
-def test_positions_that_are_rounded_are_refused(dtype):
+def test_rounded_positions_raise(dtype):
     ids, scheme = torch.ones(3, 1, 2, dtype=dtype), create_scheme("mrope")
     for function in (angles, tables, rotation):
         with pytest.raises(InputError, match=f"ids needs integers, float32 or float64, got {dtype}"):
@@ -398,6 +398,6 @@ def test_positions_that_are_rounded_are_refused(dtype):
         scheme.coordinates(Stream.of([[Text(2)]]), start=torch.ones(1, dtype=dtype))
 
 
-def test_a_start_that_is_not_a_tensor_is_refused():
+def test_a_start_that_is_not_a_tensor_raises():
     with pytest.raises(InputError, match="start needs a tensor, got int"):
         create_scheme("mrope").coordinates(Stream.of([[Text(2)]]), start=3)

@@ -1,4 +1,4 @@
-"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last position."""
+"""Samplers on token streams: text has equal coordinates on all axes, decoding continues after the last position."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STREAM = Stream.of([[Text(3), Image(2, 3), Text(2)], [Image(3, 2), Text(1)]], pa
 
 @cases("scheme", list_schemes())
 @cases("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
-def test_order_and_equal_coordinates_are_stored(scheme, sampler):
+def test_order_and_equal_coordinates_are_preserved(scheme, sampler):
     before = create_scheme(scheme).coordinates(STREAM)
     if before.scheme.levels > 1:
         with pytest.raises(
@@ -28,9 +28,9 @@ def test_order_and_equal_coordinates_are_stored(scheme, sampler):
             sampled(before, create_encoding(sampler))
         return
     after, positions = sampled(before, create_encoding(sampler))
-    again, _ = sampled(before, create_encoding(sampler), places=positions)
-    assert torch.equal(after.ids, again.ids)
-    assert torch.equal(after.next, again.next)
+    replayed, _ = sampled(before, create_encoding(sampler), places=positions)
+    assert torch.equal(after.ids, replayed.ids)
+    assert torch.equal(after.next, replayed.next)
     for row in range(2):
         a, b = (
             before.ids[:, row][:, before.mask[row]].flatten(),
@@ -43,7 +43,7 @@ def test_order_and_equal_coordinates_are_stored(scheme, sampler):
     assert torch.equal(after.ids[:, ~before.mask], before.ids[:, ~before.mask])
 
 
-def test_decoding_goes_on_behind_the_last_position():
+def test_decoding_continues_after_the_last_position():
     before = create_scheme("mrope").coordinates(STREAM)
     after, positions = sampled(before, create_encoding("rfs(reach=64)"))
     ahead = after.decode(3)
@@ -51,15 +51,15 @@ def test_decoding_goes_on_behind_the_last_position():
     torch.testing.assert_close(ahead[0, :, 0], after.next)
     assert bool((after.next > after.ids.amax((0, 2))).all())
     assert positions.shape[0] == 1
-    own, each = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
-    assert each.shape[0] == 2
-    assert not torch.equal(own.ids[0, 0], after.ids[0, 0])
+    per_sample, per_token = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
+    assert per_token.shape[0] == 2
+    assert not torch.equal(per_sample.ids[0, 0], after.ids[0, 0])
 
 
 def test_evaluation_seeds_and_errors():
     before = create_scheme("mrope").coordinates(STREAM)
-    still, _ = sampled(before, create_encoding("gaps").eval())
-    assert still is before
+    evaluated, _ = sampled(before, create_encoding("gaps").eval())
+    assert evaluated is before
     sampler = create_encoding("rfs(reach=64)")
     set_progress(sampler, 0.5, seed=7)
     one, two = (sampled(before, sampler)[0].ids for _ in range(2))

@@ -46,10 +46,10 @@ def killed(out: str, *positions: str) -> None:
         kind, _, step = position.partition(":")
         plain = RunFolder.save
 
-        def save(self, number, *rest, kind=kind, step=step, plain=plain):
+        def save(self, number, *args, kind=kind, step=step, plain=plain):
             if kind == "saving" and number == int(step):
                 torch.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            plain(self, number, *rest)
+            plain(self, number, *args)
 
         def follow(number, total, line, kind=kind, step=step):
             if kind == "after" and number == int(step):
@@ -92,8 +92,8 @@ def slots(out: str) -> None:
 
     processes = Processes.started()
     mine = slice(0, 4) if processes.main else slice(4, None)
-    student, teacher, where = (part[mine] for part in batch(7))
-    actual = slot_distillation(student.requires_grad_(), teacher, where, processes=processes)
+    student, teacher, slots_of_part = (part[mine] for part in batch(7))
+    actual = slot_distillation(student.requires_grad_(), teacher, slots_of_part, processes=processes)
     actual.loss.backward()
     stored = {"loss": actual.loss.detach(), "weights": actual.weights, "gradient": student.grad}
     torch.save(stored, Path(out).with_suffix(f".{processes.rank}.pt"))

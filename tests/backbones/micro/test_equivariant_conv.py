@@ -37,7 +37,7 @@ def test_patterns_span_all_kernels_of_their_symmetry(side):
 
 @cases(("side", "stride"), [(3, 1), (5, 1), (4, 2), (6, 2)])
 @cases("size", [(8, 14), (12, 12)])
-def test_layer_turns_with_the_image(side, stride, size):
+def test_layer_is_equivariant(side, stride, size):
     torch.manual_seed(side)
     layer = SymmetricConv(3, 5, 2, side, stride).double()
     x = torch.randn(2, 3, *size, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""vispe_micro: features that turn with the image, know no position, and load only what fits."""
+"""vispe_micro: equivariant features without position, and strict loading."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def model(request, shipped):
 
 
 @cases("size", [(48, 80), (96, 96)])
-def test_features_turn_with_the_image(model, size):
+def test_features_are_equivariant(model, size):
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1))
     y = model(x)
     assert y.shape == (2, model.dim, size[0] // STRIDE, size[1] // STRIDE)
@@ -46,10 +46,10 @@ def test_far_surroundings_and_size_matter_little(shipped):
     """The middle of a tile sees almost the same as in a larger tile: distances count in patches, not in shares."""
     x = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(2))
     x = torch.nn.functional.avg_pool2d(x, 5, 1, 2)
-    whole = shipped(x)[..., 96:160, 96:160]
+    full = shipped(x)[..., 96:160, 96:160]
     part = shipped(x[..., 96:416, 96:416])[..., 48:112, 48:112]
-    spread = whole.std((0, 2, 3), keepdim=True)
-    assert float(((whole - part) / spread).square().mean().sqrt()) < 0.1
+    std = full.std((0, 2, 3), keepdim=True)
+    assert float(((full - part) / std).square().mean().sqrt()) < 0.1
 
 
 def test_second_size_after_the_first(shipped):
@@ -94,7 +94,7 @@ def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
 
 
 @cases("shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 2, 32, 32), (1, 1, 40, 32)])
-def test_other_sizes_are_refused(shape):
+def test_other_sizes_raise(shape):
     with pytest.raises(ShapeError, match=r"multiples of 16, got \("):
         Micro(depth=1)(torch.zeros(shape))
 
@@ -108,7 +108,7 @@ def test_what_is_shipped_is_small_and_finite(shipped):
     assert PATCH == 16
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_weights_that_do_not_fit_raise(tmp_path):
     with pytest.raises(InputError, match="must be a file with weights of vispe_micro"):
         load_micro(tmp_path / "none.safetensors")
     save_file({"front.0.bias": torch.zeros(3)}, tmp_path / "bad.safetensors")

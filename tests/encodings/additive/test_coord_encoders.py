@@ -39,7 +39,7 @@ SHAPES = {1: [(7,), (3,)], 2: [(3, 5), (4, 2)], 3: [(2, 3, 5), (1, 4, 2)]}
 
 @cases(("name", "options", "axes"), ALL)
 def test_tables_encode_the_centres_of_cells(name, options, axes):
-    made = create_encoding(name, dim=12, **options)
+    encoding = create_encoding(name, dim=12, **options)
     for shape in [*SHAPES[axes], SHAPES[axes][0]]:
         grid = Grid(shape, prefix=2, spacing=(3.0, 0.5, 1.5)[:axes])
         points = centres_of(shape).float()
@@ -47,64 +47,64 @@ def test_tables_encode_the_centres_of_cells(name, options, axes):
             points = 2 * points - 1
         if name == "sincos3d_points":
             points = points.flip(-1)
-        table = made.table(grid.positions())
+        table = encoding.table(grid.positions())
         assert table.shape == (1, grid.tokens, 12)
         assert (table[:, :2] == 0).all()
-        close(table[0, 2:], made.encode(points))
+        close(table[0, 2:], encoding.encode(points))
 
 
 @cases(("name", "options", "axes"), ALL)
 def test_free_coordinates_and_normalize(name, options, axes):
-    made = create_encoding(name, dim=12, normalize=False, **options)
+    encoding = create_encoding(name, dim=12, normalize=False, **options)
     coords = torch.rand(2, 5, axes)
-    expected = made.encode(coords.flip(-1) if name == "sincos3d_points" else coords)
-    close(made.table(Positions(coords)), expected)
+    expected = encoding.encode(coords.flip(-1) if name == "sincos3d_points" else coords)
+    close(encoding.table(Positions(coords)), expected)
     field = torch.full((1, axes), 4.0)
-    scaled = create_encoding(made.config | {"normalize": True})
-    scaled.load_state_dict(dict(made.state_dict()))
+    scaled = create_encoding(encoding.config | {"normalize": True})
+    scaled.load_state_dict(dict(encoding.state_dict()))
     other = coords / 4 * 2 - 1 if name == "spder" else coords / 4
     close(
         scaled.table(Positions(coords, extent=field)),
-        made.encode(other.flip(-1) if name == "sincos3d_points" else other),
+        encoding.encode(other.flip(-1) if name == "sincos3d_points" else other),
     )
 
 
 @cases(("name", "options", "axes"), ALL)
 def test_dropped_tokens_and_gradients_to_coordinates(name, options, axes):
-    made = create_encoding(name, dim=12, **options)
+    encoding = create_encoding(name, dim=12, **options)
     pos = Grid(SHAPES[axes][0], prefix=1).positions()
     keep = torch.stack([torch.randperm(pos.tokens)[:3] for _ in range(4)])
-    torch.testing.assert_close(made.table(pos.gather(keep)), made.table(pos)[0][keep])
+    torch.testing.assert_close(encoding.table(pos.gather(keep)), encoding.table(pos)[0][keep])
     if options.get("divisor") != "batch":
-        double = made.double()
+        double = encoding.double()
         coords = torch.rand(1, 3, axes, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(lambda c: double.encode(c), coords)
     cotangent = torch.randn(1, pos.tokens, 12)
-    for p in made.parameters():
+    for p in encoding.parameters():
         p.requires_grad_(True)
-    out = made.table(pos)
+    out = encoding.table(pos)
     if out.requires_grad:
         out.backward(cotangent.to(out.dtype))
-        assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in made.parameters())
+        assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in encoding.parameters())
 
 
 @given(h=sides, w=sides, times=st.sampled_from([3, 5]))
 def test_grids_of_odd_multiples_share_centres(h, w, times):
     for name in ("spder", "shifted_gaussian"):
-        made = create_encoding(name, dim=8)
-        small = made.table(Grid((h, w)).positions())[0].reshape(h, w, 8)
-        large = made.table(Grid((times * h, times * w)).positions())[0].reshape(times * h, times * w, 8)
+        encoding = create_encoding(name, dim=8)
+        small = encoding.table(Grid((h, w)).positions())[0].reshape(h, w, 8)
+        large = encoding.table(Grid((times * h, times * w)).positions())[0].reshape(times * h, times * w, 8)
         close(large[times // 2 :: times, times // 2 :: times], small, 1e-4)
 
 
 def test_spder_formula_and_zero():
-    made = create_encoding("spder", dim=7, axes=2, hidden=4, layers=2, omega=5.0)
+    encoding = create_encoding("spder", dim=7, axes=2, hidden=4, layers=2, omega=5.0)
     x = torch.randn(6, 2)
     y = x.double()
-    for layer in made.sines:
+    for layer in encoding.sines:
         u = 5 * (y @ layer.weight.double().t() + layer.bias.double())
         y = torch.tensor([[math.sin(v) * math.sqrt(abs(v)) for v in row] for row in u.tolist()]).double()
-    close(made.encode(x), y @ made.to_dim.weight.double().t() + made.to_dim.bias.double(), 1e-4)
+    close(encoding.encode(x), y @ encoding.to_dim.weight.double().t() + encoding.to_dim.bias.double(), 1e-4)
     layer = create_encoding("spder", dim=7, axes=2, project=False)
     with torch.no_grad():
         layer.sines[0].bias.zero_()
@@ -116,18 +116,18 @@ def test_spder_formula_and_zero():
 
 def test_spder_initialisation():
     torch.manual_seed(0)
-    made = create_encoding("spder", dim=300, axes=3, layers=2, omega=30.0)
-    first, second = (layer.weight.abs().max().item() for layer in made.sines)
+    encoding = create_encoding("spder", dim=300, axes=3, layers=2, omega=30.0)
+    first, second = (layer.weight.abs().max().item() for layer in encoding.sines)
     assert 0.9 / 3 < first <= 1 / 3
     bound = math.sqrt(6 / 300) / 30
     assert 0.9 * bound < second <= bound
-    assert made.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert encoding.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @cases("divisor", ["constant", "batch", "none"])
 def test_shifted_gaussian_formula(divisor):
-    made = create_encoding("shifted_gaussian", dim=11, centres=5, sigma=0.15, divisor=divisor)
-    assert made.centre_points() == (0, 0.2, 0.4, 0.6, 0.8)
+    encoding = create_encoding("shifted_gaussian", dim=11, centres=5, sigma=0.15, divisor=divisor)
+    assert encoding.centre_points() == (0, 0.2, 0.4, 0.6, 0.8)
     x = torch.rand(9, 2)
     rows = torch.tensor(
         [[math.exp(-((v - k / 5) ** 2) / (2 * 0.15**2)) for v in p for k in range(5)] for p in x.tolist()]
@@ -138,21 +138,21 @@ def test_shifted_gaussian_formula(divisor):
         "batch": rows.norm(dim=1).max().item(),
         "none": 1.0,
     }[divisor]
-    result = made.encode(x)
+    result = encoding.encode(x)
     assert (result[:, 10] == 0).all()
     close(result[:, :10], rows / scale)
-    one = made.encode(x[:1])
+    one = encoding.encode(x[:1])
     assert torch.allclose(one, result[:1]) == (divisor != "batch")
 
 
-def test_shifted_gaussian_takes_given_centres():
-    made = create_encoding("shifted_gaussian(centres=[0.1,0.9])", dim=4)
-    assert made.centre_points() == (0.1, 0.9)
-    assert create_encoding(made.config).centre_points() == (0.1, 0.9)
+def test_shifted_gaussian_accepts_centres():
+    encoding = create_encoding("shifted_gaussian(centres=[0.1,0.9])", dim=4)
+    assert encoding.centre_points() == (0.1, 0.9)
+    assert create_encoding(encoding.config).centre_points() == (0.1, 0.9)
 
 
 def test_sincos3d_points_formula():
-    made = create_encoding("sincos3d_points", dim=26, features=8, temperature=100.0, mlp=False)
+    encoding = create_encoding("sincos3d_points", dim=26, features=8, temperature=100.0, mlp=False)
     p = torch.rand(4, 3)
     rows = []
     for point in p.tolist():
@@ -162,22 +162,22 @@ def test_sincos3d_points_formula():
                 angle = 2 * math.pi * c / 100.0 ** (2 * (i // 2) / 8)
                 row.append(math.cos(angle) if i % 2 else math.sin(angle))
         rows.append([*row, 0.0, 0.0])
-    close(made.encode(p), torch.tensor(rows))
+    close(encoding.encode(p), torch.tensor(rows))
     mlp = create_encoding("sincos3d_points", dim=10, features=8, temperature=100.0)
-    hidden = (made.encode(p)[:, :24] @ mlp.first.weight.t() + mlp.first.bias).clamp(min=0)
+    hidden = (encoding.encode(p)[:, :24] @ mlp.first.weight.t() + mlp.first.bias).clamp(min=0)
     close(mlp.encode(p), hidden @ mlp.second.weight.t() + mlp.second.bias)
     assert create_encoding("sincos3d_points", dim=10).first.in_features == 384
 
 
-def test_a_layer_of_spder_behind_another_one():
-    whole = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
+def test_stacked_layers_of_spder():
+    spder = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
     first, last = (
         create_encoding("spder", dim=d, axes=a, project=False, omega=11.0) for a, d in ((2, 5), (5, 6))
     )
-    first.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[0].named_parameters()})
-    last.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[1].named_parameters()})
+    first.load_state_dict({f"sines.0.{n}": p for n, p in spder.sines[0].named_parameters()})
+    last.load_state_dict({f"sines.0.{n}": p for n, p in spder.sines[1].named_parameters()})
     x = torch.rand(7, 2, requires_grad=True)
-    close(last.encode(first.encode(x)), whole.encode(x))
+    close(last.encode(first.encode(x)), spder.encode(x))
     last.encode(first.encode(x)).sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in (x, *first.parameters(), *last.parameters()))
     with pytest.raises(ShapeError, match="spder needs 5-axis positions, got 2 axes"):
@@ -188,9 +188,9 @@ def test_a_layer_of_spder_behind_another_one():
 
 def test_half_precision_parameters_are_computed_in_float32():
     for name, options, axes in ALL:
-        made = create_encoding(name, dim=12, **options)
-        expected = made.bfloat16().float().encode(torch.full((2, axes), 0.3))
-        assert torch.equal(made.bfloat16().encode(torch.full((2, axes), 0.3)), expected)
+        encoding = create_encoding(name, dim=12, **options)
+        expected = encoding.bfloat16().float().encode(torch.full((2, axes), 0.3))
+        assert torch.equal(encoding.bfloat16().encode(torch.full((2, axes), 0.3)), expected)
 
 
 @cases(
@@ -242,10 +242,10 @@ def test_option_errors(spec, facts, message):
 
 
 def test_shape_errors():
-    made = create_encoding("shifted_gaussian", dim=12)
+    encoding = create_encoding("shifted_gaussian", dim=12)
     with pytest.raises(ShapeError, match="shifted_gaussian needs 2-axis positions, got 3 axes"):
-        made.table(Grid((2, 2, 2)).positions())
+        encoding.table(Grid((2, 2, 2)).positions())
     with pytest.raises(ShapeError, match=r"coordinates \(\.\.\., 2\), got \(4, 3\) torch.float32"):
-        made.encode(torch.rand(4, 3))
+        encoding.encode(torch.rand(4, 3))
     with pytest.raises(ShapeError, match=r"got \(4, 2\) torch.int64"):
-        made.encode(torch.ones(4, 2, dtype=torch.int64))
+        encoding.encode(torch.ones(4, 2, dtype=torch.int64))

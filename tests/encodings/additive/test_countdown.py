@@ -1,4 +1,4 @@
-"""Lengths that are left and orders that are given: closed forms, lengths per sample, dropped tokens, errors."""
+"""countdown and ranked: closed forms, lengths per sample, dropped tokens, errors."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_closed_form(mode, dim, offset):
     assert not actual[..., dim // 2 * 2 :].any()
 
 
-def test_the_length_of_a_grid_is_its_own_and_cells_count_row_by_row():
+def test_grid_length_is_the_number_of_cells_in_raster_order():
     encoding = create_encoding("countdown", dim=8)
     line = encoding.table(Grid((6,)).positions())
     torch.testing.assert_close(encoding.table(Grid((2, 3), prefix=1).positions())[:, 1:], line)
@@ -45,7 +45,7 @@ def test_the_length_of_a_grid_is_its_own_and_cells_count_row_by_row():
     torch.testing.assert_close(other[0, -6:], line[0])
 
 
-def test_dropped_tokens_keep_their_numbers():
+def test_dropped_tokens_do_not_change_numbers():
     encoding = create_encoding("countdown", dim=8)
     pos = Grid((2, 4), prefix=1).positions().replace(attrs={"length": torch.tensor([9, 20])})
     keep = torch.tensor([[0, 3, 8], [0, 1, 5]])
@@ -100,8 +100,8 @@ def test_border(shape):
     assert not actual[0].any()
     assert not actual[:, 4 * axes * k :].any()
     for row, cell in zip(actual[1:], np.ndindex(*shape), strict=True):
-        away = [d for c, n in zip(cell, shape, strict=True) for d in (c, n - 1 - c)]
-        expected = [w for d in away for w in waves(d / 2, 50, k, 0)]
+        border_distances = [d for c, n in zip(cell, shape, strict=True) for d in (c, n - 1 - c)]
+        expected = [w for d in border_distances for w in waves(d / 2, 50, k, 0)]
         np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-6)
 
 
@@ -119,9 +119,9 @@ def test_ranks():
     pos = Grid((2, 2), prefix=1).positions()
     ranks = torch.tensor([[9, 0, 3, 1, 2], [9, 2, 3, 0, 1]])
     for arguments in (ranks, PerToken(ranks, (1,))):
-        made = encoding.prepare(pos.replace(attrs={"rank": arguments, "other": 1}))
-        assert made.attrs["other"] == 1
-        table = encoding.table(made)
+        prepared = encoding.prepare(pos.replace(attrs={"rank": arguments, "other": 1}))
+        assert prepared.attrs["other"] == 1
+        table = encoding.table(prepared)
         assert table.shape == (2, 5, 8)
         assert not table[:, 0].any()
         for i in range(2):
@@ -129,11 +129,11 @@ def test_ranks():
                 np.testing.assert_allclose(table[i, t], waves(ranks[i, t].item(), 100, 4, 0), atol=1e-6)
         keep = torch.tensor([[0, 4, 2], [0, 1, 3]])
         torch.testing.assert_close(
-            encoding.table(made.gather(keep)), table.gather(1, keep[..., None].expand(-1, -1, 8))
+            encoding.table(prepared.gather(keep)), table.gather(1, keep[..., None].expand(-1, -1, 8))
         )
     # without ranks the cells of a grid are read row by row
-    bare = encoding.table(pos)
-    torch.testing.assert_close(bare[0, 1:], encoding.table(Grid((4,)).positions())[0])
+    without_ranks = encoding.table(pos)
+    torch.testing.assert_close(without_ranks[0, 1:], encoding.table(Grid((4,)).positions())[0])
 
 
 @cases(

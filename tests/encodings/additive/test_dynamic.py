@@ -1,4 +1,4 @@
-"""Positions that tokens find for themselves: closed form, ranks, the loss, hosts, what has no table."""
+"""dynamic positions: closed form, ranks, the loss, hosts, and errors without a table."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_ranks_are_the_fit_of_phases_to_a_sinusoid():
 
 
 def test_the_loss_teaches_an_order():
-    """Tokens that hold their position, in a random order: the network learns to read it."""
+    """Tokens contain their position, in a random order: the network learns to read it."""
     encoding, pos = built(dim=32), Grid((4, 4), prefix=1).positions()
     x = torch.randn(17, 32, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(17, generator=torch.Generator().manual_seed(2))[None]
@@ -79,16 +79,16 @@ def test_ranks_follow_dropped_tokens():
     pos = Grid((2, 3), prefix=1).positions().replace(attrs={"rank": torch.tensor([[0, 5, 4, 3, 2, 1, 0]])})
     pos = encoding.prepare(pos)
     x, keep = torch.randn(2, 7, 16), torch.tensor([[0, 2, 3], [0, 6, 1]])
-    few = x.gather(1, keep[..., None].expand(-1, -1, 16))
+    subset = x.gather(1, keep[..., None].expand(-1, -1, 16))
     expected = encoding.ranks(x, pos).gather(1, keep)[:, 1:] - torch.tensor([[4.0, 3], [0, 5]])
-    assert encoding.rank_loss(few, pos.gather(keep)).item() == pytest.approx(
+    assert encoding.rank_loss(subset, pos.gather(keep)).item() == pytest.approx(
         expected.square().mean().item() / 25, rel=1e-5
     )
     with pytest.raises(ShapeError, match=r"dynamic needs an integer per token \(7 tokens"):
         encoding.rank_loss(x, pos, torch.zeros(1, 6, dtype=torch.long))
 
 
-def test_what_needs_tokens_says_so():
+def test_missing_tokens_raise():
     encoding, pos = built(), Grid((2, 3)).positions()
     with pytest.raises(UnsupportedCombination, match=r"dynamic reads the tokens, .* Call embed\(x, pos\)"):
         encoding.table(pos)
@@ -102,7 +102,7 @@ def test_what_needs_tokens_says_so():
         vispe.evaluate.plots.encoding.plot_bias("dynamic", (3, 3))
 
 
-def test_sums_run_one_after_the_other():
+def test_sums_are_applied_in_sequence():
     torch.manual_seed(0)
     both = create_encoding("sincos2d+dynamic", dim=16)
     pos, x = Grid((2, 3)).positions(), torch.randn(2, 6, 16)
@@ -130,7 +130,7 @@ def test_timm_models():
 
 
 def test_packed_patches():
-    """NaFlexVit: padding gets nothing, and a sample is what it is alone."""
+    """NaFlexVit: padding gets zeros, and a packed sample has the result of a separate one."""
     naflex = pytest.importorskip("timm.models.naflexvit")
     torch.manual_seed(0)
     cfg = naflex.NaFlexVitCfg(patch_size=8, embed_dim=24, depth=1, num_heads=3)
@@ -144,5 +144,5 @@ def test_packed_patches():
     both = model(patches, patch_coord=coord, patch_valid=valid)
     for i, c in enumerate(coords):
         n = len(c)
-        alone = model(patches[i : i + 1, :n], patch_coord=c[None], patch_valid=valid[i : i + 1, :n])
-        torch.testing.assert_close(both[i], alone[0], rtol=1e-4, atol=1e-5)
+        single = model(patches[i : i + 1, :n], patch_coord=c[None], patch_valid=valid[i : i + 1, :n])
+        torch.testing.assert_close(both[i], single[0], rtol=1e-4, atol=1e-5)

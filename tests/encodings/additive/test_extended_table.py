@@ -39,7 +39,7 @@ def test_the_jump_of_the_authors():
 
 @cases("rule", RULES)
 @cases("new", [(7, 9), (2, 6), (3, 1)])
-def test_grids_are_read_axis_by_axis(rule, new):
+def test_grids_are_extended_per_axis(rule, new):
     old = (3, 4)
     table = torch.randn(1, 12, 5, dtype=torch.float64)
     rows, columns = (table_indices(n, o, rule) for n, o in zip(new, old, strict=True))
@@ -52,23 +52,23 @@ def test_grids_are_read_axis_by_axis(rule, new):
 
 
 @cases("rule", RULES)
-def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
+def test_training_grid_is_unchanged_and_others_read_the_table(rule):
     encoding = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
     table = encoding.weight.detach()
     assert torch.equal(encoding.table(Grid((3, 4)).positions()), table)
     result = encoding.table(Grid((6, 8)).positions()).reshape(6, 8, 6)
-    own = table.reshape(3, 4, 6)
+    grid_table = table.reshape(3, 4, 6)
     if rule == "tile":
-        assert torch.equal(result, own.repeat(2, 2, 1))
+        assert torch.equal(result, grid_table.repeat(2, 2, 1))
     elif rule == "nearest":
-        assert torch.equal(result, own.repeat_interleave(2, 0).repeat_interleave(2, 1))
+        assert torch.equal(result, grid_table.repeat_interleave(2, 0).repeat_interleave(2, 1))
     else:
         for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
-            torch.testing.assert_close(result[corner], own[corner])
+            torch.testing.assert_close(result[corner], grid_table[corner])
 
 
 @cases("rule", RULES)
-def test_weights_of_a_smaller_grid_load_as_they_would_be_read(rule):
+def test_weights_of_a_smaller_grid_are_extended_when_loaded(rule):
     small = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
     large = create_encoding("learned", dim=6, grid=(6, 7), resample=rule)
     large.load_state_dict(small.state_dict())
@@ -76,7 +76,7 @@ def test_weights_of_a_smaller_grid_load_as_they_would_be_read(rule):
     torch.testing.assert_close(large.table(grid), small.table(grid))
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(
         OptionError, match="resample must be one of bicubic, tile, nearest, linear, got 'cubic'"
     ):

@@ -22,37 +22,39 @@ def fourier(dim=8, dtype=torch.float64, **options):
 @cases("two_pi", [True, False])
 @cases("axes", [1, 2, 3])
 def test_values_and_gradients(two_pi, axes):
-    made = fourier(dim=9, axes=axes, two_pi=two_pi, learned=True, scale=2.0)
+    encoding = fourier(dim=9, axes=axes, two_pi=two_pi, learned=True, scale=2.0)
     x = torch.randn(2, 5, axes, dtype=torch.float64, requires_grad=True)
-    actual = made.encode(x)
+    actual = encoding.encode(x)
     factor = 2 * math.pi if two_pi else 1.0
     for b in range(2):
         for n in range(5):
             angles = [
                 factor * sum(f * p for f, p in zip(row, x[b, n].tolist(), strict=True))
-                for row in made.frequency.tolist()
+                for row in encoding.frequency.tolist()
             ]
             expected = [math.sin(a) for a in angles] + [math.cos(a) for a in angles] + [0.0]
             assert actual[b, n].tolist() == pytest.approx(expected, abs=1e-12)
-    assert torch.autograd.gradcheck(made.encode, x)
+    assert torch.autograd.gradcheck(encoding.encode, x)
     cotangent = torch.randn_like(actual)
     actual.backward(cotangent)
-    angle = factor * x.detach() @ made.frequency.detach().t()
+    angle = factor * x.detach() @ encoding.frequency.detach().t()
     inner = cotangent[..., :4] * angle.cos() - cotangent[..., 4:8] * angle.sin()
-    torch.testing.assert_close(made.frequency.grad, factor * torch.einsum("bnm,bna->ma", inner, x.detach()))
+    torch.testing.assert_close(
+        encoding.frequency.grad, factor * torch.einsum("bnm,bna->ma", inner, x.detach())
+    )
 
 
 def test_the_random_basis_is_stored_and_not_trained():
     torch.manual_seed(0)
-    made = create_encoding("fourier(scale=3)", dim=20000)
-    assert made.frequency.std().item() == pytest.approx(3.0, rel=0.02)
-    assert not made.frequency.requires_grad
-    assert set(made.state_dict()) == {"frequency"}
+    encoding = create_encoding("fourier(scale=3)", dim=20000)
+    assert encoding.frequency.std().item() == pytest.approx(3.0, rel=0.02)
+    assert not encoding.frequency.requires_grad
+    assert set(encoding.state_dict()) == {"frequency"}
     assert create_encoding("fourier(learned=true)", dim=8).frequency.requires_grad
     assert create_encoding("fourier.tancik", dim=8).scale == 10
-    before = made.frequency.clone()
-    made.reset_parameters()
-    assert not torch.equal(before, made.frequency)
+    before = encoding.frequency.clone()
+    encoding.reset_parameters()
+    assert not torch.equal(before, encoding.frequency)
 
 
 def test_fixed_bases():
@@ -73,21 +75,21 @@ def test_fixed_bases():
         assert create_encoding(f"fourier.{name}", dim=8).basis == basis
 
 
-def test_axes_are_told_apart():
-    for made in (fourier(dim=16), fourier(dim=16, basis="identity"), fourier(dim=16, basis="octaves")):
-        a, b = made.encode(torch.tensor([[0.0, 0.3], [0.3, 0.0]], dtype=torch.float64))
+def test_axes_have_different_codes():
+    for encoding in (fourier(dim=16), fourier(dim=16, basis="identity"), fourier(dim=16, basis="octaves")):
+        a, b = encoding.encode(torch.tensor([[0.0, 0.3], [0.3, 0.0]], dtype=torch.float64))
         assert (a - b).abs().max() > 0.01
 
 
 def test_a_projection_starts_small():
     torch.manual_seed(0)
-    made = create_encoding("fourier(project=true,features=64)", dim=500)
-    assert made.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert (made.to_dim.bias == 0).all()
+    encoding = create_encoding("fourier(project=true,features=64)", dim=500)
+    assert encoding.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert (encoding.to_dim.bias == 0).all()
     x = torch.rand(3, 2)
-    angle = 2 * math.pi * x @ made.frequency.t()
+    angle = 2 * math.pi * x @ encoding.frequency.t()
     waves = torch.cat([angle.sin(), angle.cos()], -1)
-    torch.testing.assert_close(made.encode(x), made.to_dim(waves))
+    torch.testing.assert_close(encoding.encode(x), encoding.to_dim(waves))
 
 
 @cases(
@@ -101,29 +103,31 @@ def test_a_projection_starts_small():
     ],
 )
 def test_ranges_of_coordinates(normalize, expected):
-    made = fourier(normalize=normalize, grid=(2, 4))
+    encoding = fourier(normalize=normalize, grid=(2, 4))
     pos = Grid((3, 5), prefix=2).positions()
-    place = made.place(pos)[0, 2:]
+    coords = encoding.place(pos)[0, 2:]
     cells = [expected(y, x) for y in range(3) for x in range(5)]
-    torch.testing.assert_close(place, torch.tensor(cells, dtype=torch.float32))
-    torch.testing.assert_close(made.table(pos)[0, 2:], made.encode(place.double()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(coords, torch.tensor(cells, dtype=torch.float32))
+    torch.testing.assert_close(
+        encoding.table(pos)[0, 2:], encoding.encode(coords.double()), rtol=0, atol=1e-5
+    )
     keep = torch.tensor([[0, 1, 7, 3]])
-    torch.testing.assert_close(made.table(pos.gather(keep))[0], made.table(pos)[0, keep[0]])
+    torch.testing.assert_close(encoding.table(pos.gather(keep))[0], encoding.table(pos)[0, keep[0]])
     if normalize == "reference":
         arguments = Grid((3, 5), reference=(8, 2)).positions()
-        torch.testing.assert_close(made.place(arguments)[0], (arguments.coords[0] + 0.5) / 8)
+        torch.testing.assert_close(encoding.place(arguments)[0], (arguments.coords[0] + 0.5) / 8)
         with pytest.raises(ShapeError, match="normalize='reference' needs the shape of the training grid"):
             fourier(normalize="reference").table(Positions(torch.zeros(1, 2, 2)))
     if normalize == "corners":
-        assert (made.place(Grid((1, 1)).positions()) == -1).all()
+        assert (encoding.place(Grid((1, 1)).positions()) == -1).all()
 
 
 @quick
 @given(h=sides, w=sides, factor=st.sampled_from([3, 5]))
 def test_the_same_field_has_the_same_code_at_other_resolutions(h, w, factor):
-    made = fourier()
-    small = made.table(Grid((h, w)).positions())[0].reshape(h, w, 8)
-    fine = made.table(Grid((h * factor, w * factor)).positions())[0].reshape(h * factor, w * factor, 8)
+    encoding = fourier()
+    small = encoding.table(Grid((h, w)).positions())[0].reshape(h, w, 8)
+    fine = encoding.table(Grid((h * factor, w * factor)).positions())[0].reshape(h * factor, w * factor, 8)
     middle = factor // 2  # centres coincide for odd factors
     torch.testing.assert_close(fine[middle::factor, middle::factor], small, rtol=0, atol=1e-5)
 
@@ -136,17 +140,17 @@ def test_the_same_field_has_the_same_code_at_other_resolutions(h, w, factor):
     normalize=st.sampled_from(["field", "common", "reference", "corners", "none"]),
 )
 def test_products_depend_on_offsets_only(h, w, basis, normalize):
-    made = fourier(basis=basis, normalize=normalize, grid=(3, 4))
-    table = made.table(Grid((h + 1, w + 1)).positions())[0].double()
+    encoding = fourier(basis=basis, normalize=normalize, grid=(3, 4))
+    table = encoding.table(Grid((h + 1, w + 1)).positions())[0].double()
     product = (table @ table.t()).reshape(h + 1, w + 1, h + 1, w + 1)
     torch.testing.assert_close(product[1:, 1:, 1:, 1:], product[:-1, :-1, :-1, :-1], rtol=0, atol=1e-4)
 
 
-def test_products_see_lengths_in_expectation():
+def test_expected_products_depend_on_distance():
     torch.manual_seed(0)
-    made = fourier(dim=40000, scale=0.7)
+    encoding = fourier(dim=40000, scale=0.7)
     x = torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3], [-0.18, 0.24]], dtype=torch.float64)
-    waves = made.encode(x)
+    waves = encoding.encode(x)
     product = waves[1:] @ waves[0] / 20000
     expected = math.exp(-2 * math.pi**2 * 0.7**2 * 0.09)
     assert product.tolist() == pytest.approx([expected] * 3, abs=0.02)

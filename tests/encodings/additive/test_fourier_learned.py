@@ -16,16 +16,16 @@ def lff(dim=12, dtype=torch.float64, **options):
     return create_encoding("fourier_learned", dim=dim, **options).to(dtype)
 
 
-def slow(made, x):
-    """Return the code (d,) of one point's coordinates, as the paper's algorithm says it."""
-    groups = made.groups
+def slow(encoding, x):
+    """Return the code (d,) of one point's coordinates, following the algorithm of the paper."""
+    groups = encoding.groups
     each = len(x) // groups
     out = []
     for g in range(groups):
         mine = x[g * each : (g + 1) * each]
-        r = [sum(w * p for w, p in zip(row, mine, strict=True)) for row in made.frequency.weight.tolist()]
+        r = [sum(w * p for w, p in zip(row, mine, strict=True)) for row in encoding.frequency.weight.tolist()]
         f = [v / math.sqrt(2 * len(r)) for v in [*(math.cos(a) for a in r), *(math.sin(a) for a in r)]]
-        first, second = made.mlp
+        first, second = encoding.mlp
         hidden = [
             sum(w * v for w, v in zip(row, f, strict=True)) + b
             for row, b in zip(first.weight.tolist(), first.bias.tolist(), strict=True)
@@ -41,22 +41,22 @@ def slow(made, x):
 @cases(("axes", "groups"), [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
 def test_values_and_gradients(axes, groups):
     torch.manual_seed(axes)
-    made = lff(axes=axes, groups=groups, features=6, hidden=5)
+    encoding = lff(axes=axes, groups=groups, features=6, hidden=5)
     x = torch.randn(2, 3, axes, dtype=torch.float64, requires_grad=True)
-    actual = made.encode(x)
+    actual = encoding.encode(x)
     assert actual.shape == (2, 3, 12)
     for b in range(2):
         for n in range(3):
-            assert actual[b, n].tolist() == pytest.approx(slow(made, x[b, n].tolist()), abs=1e-12)
-    assert torch.autograd.gradcheck(made.encode, x)
+            assert actual[b, n].tolist() == pytest.approx(slow(encoding, x[b, n].tolist()), abs=1e-12)
+    assert torch.autograd.gradcheck(encoding.encode, x)
     cotangent = torch.randn_like(actual)
     actual.backward(cotangent)
-    for parameter in made.parameters():  # against differences along a random direction
+    for parameter in encoding.parameters():  # against differences along a random direction
         probe, values = torch.randn_like(parameter), []
         for sign in (1, -1):
             with torch.no_grad():
                 parameter.add_(sign * 1e-6 * probe)
-                values.append((made.encode(x) * cotangent).sum().item())
+                values.append((encoding.encode(x) * cotangent).sum().item())
                 parameter.sub_(sign * 1e-6 * probe)
         expected = (parameter.grad * probe).sum().item()
         assert (values[0] - values[1]) / 2e-6 == pytest.approx(expected, rel=1e-4, abs=1e-7)
@@ -74,74 +74,74 @@ def test_values_and_gradients(axes, groups):
 )
 def test_initialisations(options, std):
     torch.manual_seed(0)
-    made = create_encoding("fourier_learned", dim=4, features=40000, **options)
-    assert made.std == pytest.approx(std)
-    assert made.frequency.weight.std().item() == pytest.approx(std, rel=0.02)
-    before = made.frequency.weight.detach().clone()
-    made.reset_parameters()
-    assert not torch.equal(before, made.frequency.weight)
+    encoding = create_encoding("fourier_learned", dim=4, features=40000, **options)
+    assert encoding.std == pytest.approx(std)
+    assert encoding.frequency.weight.std().item() == pytest.approx(std, rel=0.02)
+    before = encoding.frequency.weight.detach().clone()
+    encoding.reset_parameters()
+    assert not torch.equal(before, encoding.frequency.weight)
 
 
 def test_presets():
     for name, std in (("paper", 5.0), ("willguimont", 0.01), ("jhlew", 1.0), ("loope", 1.0)):
-        made = create_encoding(f"fourier_learned.{name}", dim=12)
-        assert made.std == pytest.approx(std)
-        assert (made.vector is not None) == (name == "loope")
+        encoding = create_encoding(f"fourier_learned.{name}", dim=12)
+        assert encoding.std == pytest.approx(std)
+        assert (encoding.vector is not None) == (name == "loope")
     # as the method's table says
     assert sum(p.numel() for p in lff(dim=768).parameters()) == 768 + 24608 + 25344
 
 
 def test_gamma_is_a_length():
     torch.manual_seed(0)
-    made = lff(features=40000, gamma=0.5)
+    encoding = lff(features=40000, gamma=0.5)
     x = torch.tensor([[0.0, 0.0], [0.4, 0.0], [0.24, 0.32], [1.0, 0.0]], dtype=torch.float64)
-    r = x @ made.frequency.weight.t()
+    r = x @ encoding.frequency.weight.t()
     f = torch.cat([r.cos(), r.sin()], 1) / math.sqrt(40000)
     expected = [math.exp(-(d**2) / (2 * 0.25)) / 2 for d in (0, 0.4, 0.4, 1.0)]
     assert (f @ f[0]).tolist() == pytest.approx(expected, abs=0.01)
 
 
 def test_class_vector_and_prefix():
-    made = lff(class_vector=True, grid=(3, 4))
-    assert (made.vector == 0).all()
+    encoding = lff(class_vector=True, grid=(3, 4))
+    assert (encoding.vector == 0).all()
     with torch.no_grad():
-        made.vector.normal_()
+        encoding.vector.normal_()
     plain = lff(grid=(3, 4))
-    plain.load_state_dict({k: v for k, v in made.state_dict().items() if k != "vector"})
+    plain.load_state_dict({k: v for k, v in encoding.state_dict().items() if k != "vector"})
     for prefix in (0, 1, 5):
         pos = Grid((3, 4), prefix=prefix).positions()
-        table, bare = made.table(pos), plain.table(pos)
-        assert torch.equal(table[:, min(prefix, 1) :], bare[:, min(prefix, 1) :])
-        assert (bare[:, :prefix] == 0).all()
+        table, without_prefix = encoding.table(pos), plain.table(pos)
+        assert torch.equal(table[:, min(prefix, 1) :], without_prefix[:, min(prefix, 1) :])
+        assert (without_prefix[:, :prefix] == 0).all()
         if prefix:
-            assert torch.equal(table[0, 0], made.vector[0])
+            assert torch.equal(table[0, 0], encoding.vector[0])
             keep = torch.tensor(
                 [[*range(prefix), prefix + 7, prefix], [*range(prefix), prefix + 1, prefix + 4]]
             )
-            few = made.table(pos.gather(keep))
+            subset = encoding.table(pos.gather(keep))
             for i in range(2):
-                torch.testing.assert_close(few[i], table[0, keep[i]])
+                torch.testing.assert_close(subset[i], table[0, keep[i]])
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(h=st.integers(1, 6), w=st.integers(1, 6))
 def test_the_same_field_has_the_same_code_at_other_resolutions(h, w):
-    made = lff(dtype=torch.float32)
-    small = made.table(Grid((h, w)).positions())[0].reshape(h, w, 12)
-    fine = made.table(Grid((3 * h, 3 * w)).positions())[0].reshape(3 * h, 3 * w, 12)
+    encoding = lff(dtype=torch.float32)
+    small = encoding.table(Grid((h, w)).positions())[0].reshape(h, w, 12)
+    fine = encoding.table(Grid((3 * h, 3 * w)).positions())[0].reshape(3 * h, 3 * w, 12)
     torch.testing.assert_close(fine[1::3, 1::3], small, rtol=0, atol=1e-5)
 
 
 def test_published_names():
-    made = lff()
-    state = {f"pe.{k}": v for k, v in made.state_dict().items()}
+    encoding = lff()
+    state = {f"pe.{k}": v for k, v in encoding.state_dict().items()}
     state["pe.Wr.weight"] = state.pop("pe.frequency.weight")
     for last in ("weight", "bias"):
         state[f"pe.mlp.2.{last}"] = state.pop(f"pe.mlp.1.{last}")
-    made.rename_checkpoint_keys(state, "", "pe.")
-    assert set(state) == {f"pe.{k}" for k in made.state_dict()}
+    encoding.rename_checkpoint_keys(state, "", "pe.")
+    assert set(state) == {f"pe.{k}" for k in encoding.state_dict()}
     untouched = dict(state)
-    made.rename_checkpoint_keys(state, "", "pe.")
+    encoding.rename_checkpoint_keys(state, "", "pe.")
     assert state == untouched
 
 
@@ -182,8 +182,8 @@ def test_options_are_checked(options, message):
 
 
 def test_shapes_are_checked():
-    made = lff(axes=4, groups=2)
+    encoding = lff(axes=4, groups=2)
     with pytest.raises(ShapeError, match="fourier_learned needs 4-axis positions, got 2 axes"):
-        made.table(Grid((3, 3)).positions())
+        encoding.table(Grid((3, 3)).positions())
     with pytest.raises(ShapeError, match=r"coordinates \(..., 4\), got \(3, 2\)"):
-        made.encode(torch.zeros(3, 2))
+        encoding.encode(torch.zeros(3, 2))

@@ -44,38 +44,38 @@ def expected(table, t, h, w, temperature):
 @cases("size", [(1, 3, 5), (1, 6, 2), (4, 2, 9), (3, 3, 5), (2, 1, 1)])
 @cases("temperature", [10000.0, 7.0])
 def test_table_is_that_of_the_formula(size, temperature):
-    made = create_encoding(
+    encoding = create_encoding(
         "learned_video.moonvit", dim=6, grid=(3, 5), temperature=temperature, std=1.0
     ).double()
-    table = made.weight.detach().reshape(3, 5, 6)
-    actual = made.table(Grid(size).positions())
+    table = encoding.weight.detach().reshape(3, 5, 6)
+    actual = encoding.table(Grid(size).positions())
     torch.testing.assert_close(actual[0], expected(table, *size, temperature), rtol=1e-6, atol=1e-6)
     if size[0] == 1:
-        assert torch.equal(made.table(Grid(size[1:]).positions()), actual)
+        assert torch.equal(encoding.table(Grid(size[1:]).positions()), actual)
 
 
 def test_gradient_is_that_of_the_resampling():
-    made = create_encoding("learned_video", dim=4, grid=(3, 2), std=1.0).double()
+    encoding = create_encoding("learned_video", dim=4, grid=(3, 2), std=1.0).double()
     cotangent = torch.randn(24, 4, dtype=torch.float64)
-    made.table(Grid((2, 4, 3)).positions())[0].backward(cotangent)
+    encoding.table(Grid((2, 4, 3)).positions())[0].backward(cotangent)
     per_frame = cotangent.reshape(2, 4, 3, 4).sum(0)
     target = torch.einsum("yi,xj,yxc->ijc", weights(3, 4), weights(2, 3), per_frame)
-    torch.testing.assert_close(made.weight.grad.reshape(3, 2, 4), target)
+    torch.testing.assert_close(encoding.weight.grad.reshape(3, 2, 4), target)
 
 
-def test_tokens_that_are_dropped_and_prefixes():
-    made = create_encoding("learned_video", dim=6, grid=(3, 5), std=1.0)
+def test_dropped_tokens_and_prefixes():
+    encoding = create_encoding("learned_video", dim=6, grid=(3, 5), std=1.0)
     grid = Grid((2, 2, 3), prefix=1)
-    full = made.table(grid.positions())
+    full = encoding.table(grid.positions())
     assert (full[0, 0] == 0).all()
     keep = torch.tensor([[0, 8, 3]])
-    assert torch.equal(made.table(grid.positions().gather(keep)), full[:, keep[0]])
+    assert torch.equal(encoding.table(grid.positions().gather(keep)), full[:, keep[0]])
 
 
 def test_grids_that_do_not_fit():
-    made = create_encoding("learned_video.moonvit", dim=6, grid=(3, 5))
+    encoding = create_encoding("learned_video.moonvit", dim=6, grid=(3, 5))
     with pytest.raises(ShapeError, match="at most 4 frames, got 5"):
-        made.table(Grid((5, 2, 2)).positions())
+        encoding.table(Grid((5, 2, 2)).positions())
     with pytest.raises(OptionError, match="dim needs"):
         create_encoding("learned_video", dim=5, grid=(3, 5))
     with pytest.raises(OptionError, match="grid needs"):
@@ -100,7 +100,7 @@ def test_equal_to_transformers(grids):
     theirs.position_embeddings.data.copy_(table)
     grids = torch.tensor(grids)
     hidden = torch.randn(int(grids.prod(1).sum()), 12)
-    made = create_encoding("learned_video.moonvit", dim=12, grid=(5, 5))
-    made.load_state_dict({"weight": table.flatten(0, 1)[None]})
-    ours = torch.cat([made.table(Grid(size).positions())[0] for size in grids.tolist()])
+    encoding = create_encoding("learned_video.moonvit", dim=12, grid=(5, 5))
+    encoding.load_state_dict({"weight": table.flatten(0, 1)[None]})
+    ours = torch.cat([encoding.table(Grid(size).positions())[0] for size in grids.tolist()])
     torch.testing.assert_close(hidden + ours, theirs(hidden, grids), rtol=1e-5, atol=1e-5)

@@ -24,11 +24,11 @@ def built(basis="legendre", shape=(4, 5), dim=16, **options):
 @cases("degree", [0, 1, 2, 7, 30])
 def test_polynomials_are_those_of_numpy(degree):
     t = np.linspace(-1, 1, 41)
-    made = [
+    values = [
         torch.cat(f(torch.tensor(t), degree, False), -1) for f in (orthogonal.legendre, orthogonal.chebyshev)
     ]
     for actual, expected in zip(
-        made, (legendre.legvander(t, degree), chebyshev.chebvander(t, degree)), strict=True
+        values, (legendre.legvander(t, degree), chebyshev.chebvander(t, degree)), strict=True
     ):
         np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-11, atol=1e-12)
         assert np.abs(actual.numpy()).max() <= 1 + 1e-12
@@ -118,12 +118,12 @@ def test_a_turned_square_mixes_zernike_functions_of_one_order_only():
 
 @cases("basis", BASES)
 @cases("shape", [(3, 4), (9, 2), (40, 40)])
-def test_every_grid_is_brought_to_the_same_domain(basis, shape):
+def test_every_grid_is_mapped_to_the_same_domain(basis, shape):
     encoding = built(basis, shape=(4, 5))
-    place = encoding.place(Grid(shape, prefix=2).positions())[0, 2:]
-    reach = place.square().sum(-1).sqrt() if basis == "zernike" else place.abs()
+    coords = encoding.place(Grid(shape, prefix=2).positions())[0, 2:]
+    reach = coords.square().sum(-1).sqrt() if basis == "zernike" else coords.abs()
     assert reach.max() < 1
-    assert torch.allclose(place.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(coords.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
     assert encoding.table(Grid(shape, prefix=2).positions()).abs().max() < 1  # nothing grows
     spaced = encoding.table(Grid(shape, spacing=(0.5, 0.5)).positions())
     torch.testing.assert_close(spaced, encoding.table(Grid(shape).positions()))
@@ -182,7 +182,7 @@ def test_options(options, message):
 
 
 @cases("basis", BASES)
-def test_positions_outside_are_refused(basis):
+def test_positions_outside_the_domain_raise(basis):
     encoding = built(basis)
     with pytest.raises(
         ShapeError, match=r"legendre needs positions in .*, got one at 1\.\d* from the centre"

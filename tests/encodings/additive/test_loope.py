@@ -22,7 +22,7 @@ def loope(dim=8, grid=(3, 4), dtype=torch.float64, **options):
 
 
 def walk(x, y, ax, ay, bx, by):
-    """Yield cells cell by cell, as the curve is defined."""
+    """Yield the cells of the curve by its recursive definition."""
     w, h = abs(ax + ay), abs(bx + by)
     dax, day = (ax > 0) - (ax < 0), (ay > 0) - (ay < 0)
     dbx, dby = (bx > 0) - (bx < 0), (by > 0) - (by < 0)
@@ -87,76 +87,76 @@ def code(x, dim, temperature=10000.0):
 @cases("order", ["gilbert", "raster"])
 @cases("class_token", ["learned", "origin", "zero"])
 def test_static_tables(order, class_token):
-    made = loope(order=order, class_token=class_token, context="none", temperature=100.0)
+    encoding = loope(order=order, class_token=class_token, context="none", temperature=100.0)
     if class_token == "learned":
-        assert (made.vector == 0).all()
+        assert (encoding.vector == 0).all()
         with torch.no_grad():
-            made.vector.copy_(torch.arange(8.0) + 1)
+            encoding.vector.copy_(torch.arange(8.0) + 1)
     first = {"learned": list(range(1, 9)), "origin": [0, 1] * 4, "zero": [0] * 8}[class_token]
     for shape in ((3, 4), (5, 2), (1, 1), (1, 6)):
         for prefix in (0, 1, 5):
             pos = Grid(shape, prefix=prefix).positions()
-            table = made.table(pos)
+            table = encoding.table(pos)
             assert table.shape == (1, pos.tokens, 8)
             if prefix:
                 assert table[0, 0].tolist() == first
                 assert (table[0, 1:prefix] == 0).all()
             h, w = shape
             positions = curve_order(shape) if order == "gilbert" else np.arange(1, h * w + 1).reshape(h, w)
-            for token, place in enumerate(positions.ravel()):
-                expected = code(int(place), 8, 100.0)
+            for token, position in enumerate(positions.ravel()):
+                expected = code(int(position), 8, 100.0)
                 assert table[0, prefix + token].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_far_along_the_curve():
-    made = loope(dim=4, order="raster", context="none", grid=(1, 1))
-    table = made.table(Grid((1, 100000)).positions())
+    encoding = loope(dim=4, order="raster", context="none", grid=(1, 1))
+    table = encoding.table(Grid((1, 100000)).positions())
     expected = torch.arange(1, 100001, dtype=torch.float64).sin()
     torch.testing.assert_close(table[0, :, 0].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_rescaled_positions_keep_their_range():
-    made = loope(context="cells", rescale=True)
+    encoding = loope(context="cells", rescale=True)
     with torch.no_grad():
-        made.offset.fill_(0.3)
+        encoding.offset.fill_(0.3)
     for grid in (Grid((6, 8)), Grid((6, 8), reference=(2, 3))):
         scale = (6 if grid.reference else 12) / 48
-        table = made.table(grid.positions())
-        for token, place in enumerate(curve_order((6, 8)).ravel()):
-            expected = code((int(place) + math.tanh(0.3)) * scale, 8)
+        table = encoding.table(grid.positions())
+        for token, position in enumerate(curve_order((6, 8)).ravel()):
+            expected = code((int(position) + math.tanh(0.3)) * scale, 8)
             assert table[0, token].tolist() == pytest.approx(expected, abs=1e-6)
-    still = loope(context="none", rescale=True)
+    static = loope(context="none", rescale=True)
     plain = loope(context="none")
     pos = Grid((3, 4)).positions()
-    assert torch.equal(still.table(pos), plain.table(pos))
-    there = Grid((3, 5)).positions()
-    assert not torch.equal(still.table(there), plain.table(there))
+    assert torch.equal(static.table(pos), plain.table(pos))
+    other_positions = Grid((3, 5)).positions()
+    assert not torch.equal(static.table(other_positions), plain.table(other_positions))
 
 
-def test_an_order_that_is_learned():
-    made = loope(context="cells")
+def test_learned_order():
+    encoding = loope(context="cells")
     pos = Grid((3, 4), prefix=1).positions()
-    torch.testing.assert_close(made.table(pos).float(), loope(context="none").table(pos))
+    torch.testing.assert_close(encoding.table(pos).float(), loope(context="none").table(pos))
     with torch.no_grad():
-        made.offset.normal_()
-    table = made.table(pos)
-    for token, (place, shift) in enumerate(
-        zip(curve_order((3, 4)).ravel(), made.offset.detach().flatten(), strict=True)
+        encoding.offset.normal_()
+    table = encoding.table(pos)
+    for token, (position, shift) in enumerate(
+        zip(curve_order((3, 4)).ravel(), encoding.offset.detach().flatten(), strict=True)
     ):
-        expected = code(int(place) + math.tanh(shift), 8)
+        expected = code(int(position) + math.tanh(shift), 8)
         assert table[0, 1 + token].tolist() == pytest.approx(expected, abs=1e-6)
     small = Grid((5, 2)).positions()
-    expected = F.interpolate(made.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(made.shift(small), expected.reshape(1, 10).tanh())
+    expected = F.interpolate(encoding.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(encoding.shift(small), expected.reshape(1, 10).tanh())
     cotangent = torch.randn_like(table)
-    (grad,) = torch.autograd.grad(table, made.offset, cotangent)
+    (grad,) = torch.autograd.grad(table, encoding.offset, cotangent)
     eps, probe = 1e-6, torch.randn(3, 4, dtype=torch.float64)
     values = []
     for sign in (1, -1):
         with torch.no_grad():
-            made.offset.add_(sign * eps * probe)
-            values.append((made.table(pos) * cotangent).sum())
-            made.offset.sub_(sign * eps * probe)
+            encoding.offset.add_(sign * eps * probe)
+            values.append((encoding.table(pos) * cotangent).sum())
+            encoding.offset.sub_(sign * eps * probe)
     assert ((values[0] - values[1]) / (2 * eps)).item() == pytest.approx(
         (grad * probe).sum().item(), rel=1e-5
     )
@@ -164,24 +164,24 @@ def test_an_order_that_is_learned():
 
 def test_the_image_shifts_the_order():
     torch.manual_seed(0)
-    made = loope()
+    encoding = loope()
     grids = [Grid((3, 4), prefix=1), Grid((5, 2)), Grid((1, 1), prefix=2), Grid((6, 6))]
     for grid in grids:  # at first the static order, for images of every size
         image = torch.randn(2, 3, 14 * grid.shape[0], 9 * grid.shape[1])
         pos = grid.positions()
-        assert (made.shift(pos, image) == 0).all()
+        assert (encoding.shift(pos, image) == 0).all()
         static = loope(context="none").table(pos).expand(2, -1, -1)
-        torch.testing.assert_close(made.table(pos, image).float(), static)
+        torch.testing.assert_close(encoding.table(pos, image).float(), static)
     with torch.no_grad():
-        made.network.convs[-1].weight.normal_()
-        made.network.convs[0].weight.normal_()
+        encoding.network.convs[-1].weight.normal_()
+        encoding.network.convs[0].weight.normal_()
     for grid in grids:
         image = torch.randn(3, 3, 16 * grid.shape[0], 16 * grid.shape[1], dtype=torch.float64)
         pos = grid.positions()
-        shift, table = made.shift(pos, image), made.table(pos, image)
+        shift, table = encoding.shift(pos, image), encoding.table(pos, image)
         assert shift.shape == (3, grid.patches)
         assert (shift.abs() < 1).all()
-        for mode in (made.train(), made.eval()):  # an image does not see the others
+        for mode in (encoding.train(), encoding.eval()):  # an image does not see the others
             torch.testing.assert_close(mode.table(pos, image[1:2])[0], table[1])
         positions = torch.from_numpy(curve_order(grid.shape)).flatten() + shift
         for b in range(3):
@@ -193,43 +193,43 @@ def test_the_image_shifts_the_order():
 @cases("context", ["image", "released"])
 def test_every_parameter_learns_from_the_second_step(context):
     torch.manual_seed(0)
-    made = loope(context=context).train()
+    encoding = loope(context=context).train()
     pos, image = Grid((3, 4), prefix=1).positions(), torch.randn(2, 3, 48, 64)
-    optimizer = torch.optim.SGD([p for p in made.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in encoding.parameters() if p.requires_grad], lr=0.1)
     cotangent = torch.randn(2, 13, 8)
     for _ in range(2):
         optimizer.zero_grad()
-        table = made.table(pos, image)
+        table = encoding.table(pos, image)
         (table * cotangent).sum().backward()
         optimizer.step()
-    for name, parameter in made.named_parameters():
+    for name, parameter in encoding.named_parameters():
         if parameter.requires_grad:
             assert (parameter.grad != 0).all(), name
-    assert made.no_weight_decay() == {name for name, _ in made.named_parameters()}
+    assert encoding.no_weight_decay() == {name for name, _ in encoding.named_parameters()}
 
 
 def test_the_released_network():
     torch.manual_seed(0)
-    made = loope(context="released").eval()
+    encoding = loope(context="released").eval()
     image, pos = torch.randn(2, 3, 48, 64, dtype=torch.float64), Grid((3, 4)).positions()
-    here = made.shift(pos, image)
-    there = made.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
-    expected = F.interpolate(here.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(there, expected.flatten(1))
+    shift = encoding.shift(pos, image)
+    other_shift = encoding.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
+    expected = F.interpolate(shift.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(other_shift, expected.flatten(1))
     larger = F.interpolate(image, scale_factor=2, mode="nearest")
     small = F.interpolate(larger, size=(48, 64), mode="bilinear", antialias=True, align_corners=False)
-    torch.testing.assert_close(made.shift(pos, larger), made.shift(pos, small))
+    torch.testing.assert_close(encoding.shift(pos, larger), encoding.shift(pos, small))
     # batch statistics in training: the same as torch's layer
     norm = torch.nn.BatchNorm2d(1).double()
     x = torch.randn(3, 1, 3, 4, dtype=torch.float64)
-    made.train()
+    encoding.train()
     for _ in range(3):
-        torch.testing.assert_close(made.network._normed(x), norm(x))
+        torch.testing.assert_close(encoding.network._normed(x), norm(x))
     for name in ("running_mean", "running_var"):
-        torch.testing.assert_close(made.network.norm[name], getattr(norm, name))
-        assert not made.network.norm[name].requires_grad
-    torch.testing.assert_close(made.eval().network._normed(x), norm.eval()(x))
-    assert not list(made.buffers())
+        torch.testing.assert_close(encoding.network.norm[name], getattr(norm, name))
+        assert not encoding.network.norm[name].requires_grad
+    torch.testing.assert_close(encoding.eval().network._normed(x), norm.eval()(x))
+    assert not list(encoding.buffers())
 
 
 def test_parameters_as_published():
@@ -252,16 +252,16 @@ def test_parameters_as_published():
 
 
 def test_dropped_tokens_with_images():
-    made = loope()
+    encoding = loope()
     with torch.no_grad():
-        made.network.convs[-1].weight.normal_()
-        made.vector.normal_()
+        encoding.network.convs[-1].weight.normal_()
+        encoding.vector.normal_()
     pos, image = Grid((3, 4), prefix=2).positions(), torch.randn(2, 3, 24, 32)
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(12)[:5]]) for _ in range(2)])
-    table = made.table(pos, image)
-    few = made.table(pos.gather(keep), image)
+    table = encoding.table(pos, image)
+    subset = encoding.table(pos.gather(keep), image)
     for i in range(2):
-        torch.testing.assert_close(few[i], table[i, keep[i]])
+        torch.testing.assert_close(subset[i], table[i, keep[i]])
 
 
 @cases(
@@ -287,8 +287,8 @@ def test_options_are_checked(options, message):
         loope(**options)
 
 
-def test_what_it_needs():
-    made, pos = loope(), Grid((3, 4)).positions()
+def test_missing_inputs_raise():
+    encoding, pos = loope(), Grid((3, 4)).positions()
     for image, result in (
         (None, "none"),
         (torch.zeros(1, 1, 8, 8), r"\(1, 1, 8, 8\)"),
@@ -297,24 +297,24 @@ def test_what_it_needs():
         with pytest.raises(
             ShapeError, match=rf"images \(b, 3, height, width\) .*, got {result}\. .*'loope\.static'"
         ):
-            made.table(pos, image)
+            encoding.table(pos, image)
     assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
         with pytest.raises(
             ShapeError,
             match=r"loope needs the tokens of a 2-axis grid, got [12] ax[ei]s .* It orders the cells",
         ):
-            made.table(free)
+            encoding.table(free)
 
 
 def rounded(positions, dim, temperature):
     """Return waves with frequencies and angles in float32, position by position."""
     rows = []
-    for place in np.asarray(positions, dtype=np.float32):
+    for position in np.asarray(positions, dtype=np.float32):
         row = []
         for i in range(0, dim, 2):
             rate = np.exp(np.float32(i) * np.float32(-math.log(temperature) / dim), dtype=np.float32)
-            angle = np.float64(np.float32(place * rate))
+            angle = np.float64(np.float32(position * rate))
             row += [math.sin(angle), math.cos(angle)]
         rows.append(row)
     return torch.tensor(rows)
@@ -324,9 +324,9 @@ def rounded(positions, dim, temperature):
 @cases("order", ["gilbert", "raster"])
 def test_rounding_of_the_reference(order, dtype):
     shape, grid = (25, 23), Grid((25, 23), prefix=1)
-    made = loope(12, None, dtype, order=order, context="none", class_token="origin", exact=False)
+    encoding = loope(12, None, dtype, order=order, context="none", class_token="origin", exact=False)
     numbers = curve_order(shape).ravel() if order == "gilbert" else np.arange(1, 25 * 23 + 1)
-    table = made.table(grid.positions())[0]
+    table = encoding.table(grid.positions())[0]
     expected = rounded([0, *numbers], 12, 10000.0)
     assert (table - expected).abs().max() < 1e-6
     exact = loope(12, None, dtype, order=order, context="none", class_token="origin").table(grid.positions())[
@@ -336,16 +336,16 @@ def test_rounding_of_the_reference(order, dtype):
 
 
 def test_rounded_shifts_rescaled_with_gradient():
-    made = loope(6, (4, 5), torch.float32, context="cells", exact=False, rescale=True, temperature=50.0)
-    torch.nn.init.normal_(made.offset)
+    encoding = loope(6, (4, 5), torch.float32, context="cells", exact=False, rescale=True, temperature=50.0)
+    torch.nn.init.normal_(encoding.offset)
     pos = Grid((8, 9)).positions()
-    positions = (made.static(pos) + made.shift(pos)[0]) * (20 / 72)
-    table = made.table(pos)[0]
+    positions = (encoding.static(pos) + encoding.shift(pos)[0]) * (20 / 72)
+    table = encoding.table(pos)[0]
     assert (table - rounded(positions.detach(), 6, 50.0)).abs().max() < 1e-5
     cotangent = torch.randn_like(table)
-    (grad,) = torch.autograd.grad((table * cotangent).sum(), made.offset)
+    (grad,) = torch.autograd.grad((table * cotangent).sum(), encoding.offset)
     other = loope(6, (4, 5), torch.float32, context="cells", rescale=True, temperature=50.0)
-    other.load_state_dict(dict(made.state_dict()))
+    other.load_state_dict(dict(encoding.state_dict()))
     (expected,) = torch.autograd.grad((other.table(pos)[0] * cotangent).sum(), other.offset)
     torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-5)
 

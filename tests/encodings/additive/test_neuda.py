@@ -25,11 +25,11 @@ def by_hand(encoding, point):
     low, high = encoding.box
     values, start, axes = list(point), 0, len(point)
     for level, n in enumerate(encoding.scales):
-        place = [(min(max(c, low), high - encoding.eps) - low) / (high - low) * n for c in point]
+        coords = [(min(max(c, low), high - encoding.eps) - low) / (high - low) * n for c in point]
         sums = [0.0] * (2 * axes)
         for corner in itertools.product((0, 1), repeat=axes):
-            vertex = [min(math.floor(p), n - 1) + s for p, s in zip(place, corner, strict=True)]
-            weight = math.prod(1 - abs(p - v) for p, v in zip(place, vertex, strict=True))
+            vertex = [min(math.floor(p), n - 1) + s for p, s in zip(coords, corner, strict=True)]
+            weight = math.prod(1 - abs(p - v) for p, v in zip(coords, vertex, strict=True))
             row = 0
             for v in vertex:
                 row = row * (n + 1) + v
@@ -77,7 +77,7 @@ def test_gradients(axes):
     assert torch.autograd.gradcheck(run, (points, encoding.anchors), fast_mode=True)
 
 
-def test_far_anchors_get_no_gradient_and_near_ones_do():
+def test_only_near_anchors_get_gradients():
     encoding = built(1, levels=1, base=4, growth=1.0, dim=3, project=False)
     y = encoding.encode(torch.tensor([[-0.9], [-0.6]], dtype=torch.float64))
     y.backward(torch.randn_like(y))
@@ -94,10 +94,10 @@ def test_table_reads_cell_centres_and_any_grid():
         ).flatten(0, 1)
         torch.testing.assert_close(result[0, 2:], encoding.encode(centres.double()), rtol=1e-5, atol=1e-6)
         assert not result[:, :2].any()
-    whole = create_encoding({**encoding.config, "normalize": False}).double()
-    whole.load_state_dict(dict(encoding.state_dict()))
+    unnormalized = create_encoding({**encoding.config, "normalize": False}).double()
+    unnormalized.load_state_dict(dict(encoding.state_dict()))
     free = torch.rand(1, 4, 2)
-    torch.testing.assert_close(whole.table(Positions(free))[0], encoding.encode(free.double())[0])
+    torch.testing.assert_close(unnormalized.table(Positions(free))[0], encoding.encode(free.double())[0])
 
 
 @cases(

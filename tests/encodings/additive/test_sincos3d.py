@@ -39,11 +39,11 @@ def slow(shape, counts, temperature, spacing):
     ],
 )
 def test_values(dim, split, counts):
-    made = create_encoding("sincos3d", dim=dim, split=split, temperature=50.0)
-    assert made.counts() == counts
+    encoding = create_encoding("sincos3d", dim=dim, split=split, temperature=50.0)
+    assert encoding.counts() == counts
     assert sum(counts) * 2 == dim
     for shape, spacing in (((2, 3, 5), (4.0, 0.5, 1.0)), ((3, 1, 2), (1.0, 1.0, 1.0))):
-        table = made.table(Grid(shape, prefix=2, spacing=spacing).positions())
+        table = encoding.table(Grid(shape, prefix=2, spacing=spacing).positions())
         assert (table[:, :2] == 0).all()
         torch.testing.assert_close(
             table[0, 2:].double(), slow(shape, counts, 50.0, spacing), rtol=0, atol=2e-6
@@ -51,11 +51,11 @@ def test_values(dim, split, counts):
 
 
 @given(shape=st.tuples(sides, sides, sides), more=st.tuples(sides, sides, sides), step=spacings)
-def test_the_value_at_a_coordinate_does_not_see_the_grid(shape, more, step):
-    made = create_encoding("sincos3d", dim=16)
+def test_the_value_at_a_coordinate_does_not_depend_on_the_grid(shape, more, step):
+    encoding = create_encoding("sincos3d", dim=16)
     large = tuple(a + b for a, b in zip(shape, more, strict=True))
     grid = [Grid(s, 1, (step, 1.0, 2.0)) for s in (shape, large)]
-    small, big = (made.table(g.positions())[0, 1:].reshape(*g.shape, 16) for g in grid)
+    small, big = (encoding.table(g.positions())[0, 1:].reshape(*g.shape, 16) for g in grid)
     corner = big[: shape[0], : shape[1], : shape[2]]
     torch.testing.assert_close(corner, small, rtol=0, atol=1e-6)
 
@@ -71,8 +71,8 @@ def test_spacing_std_and_free_coordinates():
     table = scaled.table(grid.positions())
     assert table[:, 1:].std().item() == pytest.approx(0.02, rel=1e-5)
     keep = torch.tensor([[0, 3, 7], [0, 24, 1]])
-    few = scaled.table(grid.positions().gather(keep))
-    torch.testing.assert_close(few, table[0][keep])
+    subset = scaled.table(grid.positions().gather(keep))
+    torch.testing.assert_close(subset, table[0][keep])
     coords = torch.rand(2, 5, 3, requires_grad=True)
     free = create_encoding("sincos3d", dim=12).table(Positions(coords))
     cotangent = torch.randn_like(free)

@@ -15,11 +15,11 @@ FACTS = {"dim": DIM, "grid": GRID.shape}
 
 def orders():
     """Return orders of a grid of 3 x 4 with a prefix token."""
-    behind = torch.cat([torch.tensor([0]), 1 + quadtree(3, 4)])
+    order = torch.cat([torch.tensor([0]), 1 + quadtree(3, 4)])
     return {
         "raster": torch.arange(13),
         "fractal": fractal(13, 1),
-        "quadtree": behind,
+        "quadtree": order,
         "random": shuffled(13, 1),
     }
 
@@ -29,9 +29,9 @@ def orders():
 def test_it_is_the_table_of_the_next_position(of, order):
     order = orders()[order]
     encoding = create_encoding("target", of=of, **FACTS)
-    whole = encoding.following.table(GRID.positions())
+    full = encoding.following.table(GRID.positions())
     result = encoding.table(reorder_positions(GRID.positions(), order))
-    torch.testing.assert_close(result[:, :-1], whole[:, order[1:]])
+    torch.testing.assert_close(result[:, :-1], full[:, order[1:]])
     assert (result[:, -1] == 0).all()  # the last token has no target
 
 
@@ -39,9 +39,9 @@ def test_both_tables_add_up():
     pos = reorder_positions(GRID.positions(), fractal(13, 1))
     both = create_encoding("sincos2d+target(of=sincos2d)", **FACTS)
     plain = create_encoding("sincos2d", **FACTS)
-    own = plain.table(GRID.positions())[:, fractal(13, 1)]
-    after = torch.cat([own[:, 1:], torch.zeros(1, 1, DIM)], 1)
-    torch.testing.assert_close(both.table(pos), own + after)
+    token_table = plain.table(GRID.positions())[:, fractal(13, 1)]
+    after = torch.cat([token_table[:, 1:], torch.zeros(1, 1, DIM)], 1)
+    torch.testing.assert_close(both.table(pos), token_table + after)
 
 
 def test_without_an_order_it_is_that_of_the_grid():
@@ -50,14 +50,14 @@ def test_without_an_order_it_is_that_of_the_grid():
     result = encoding.table(GRID.positions())
     torch.testing.assert_close(result[:, 1:-1], plain[:, 2:])
     assert not result[:, [0, -1]].any()
-    few = encoding.table(GRID.positions().gather(torch.tensor([[0, 12, 4, 6]])))
-    torch.testing.assert_close(few[0], result[0, [0, 12, 4, 6]])
+    subset = encoding.table(GRID.positions().gather(torch.tensor([[0, 12, 4, 6]])))
+    torch.testing.assert_close(subset[0], result[0, [0, 12, 4, 6]])
     free = Positions(GRID.positions().coords[:, 1:])  # a sequence of points
     torch.testing.assert_close(encoding.table(free), result[:, 1:])
 
 
 class Toy(torch.nn.Module):
-    """One causal layer over tokens as they stand, with the sum of both tables."""
+    """One causal layer over tokens in their stored order, with the sum of both tables."""
 
     def __init__(self, spec):
         super().__init__()
@@ -72,16 +72,16 @@ class Toy(torch.nn.Module):
 
 @cases("spec", ["sincos2d+target", "learned+target(of=learned)"])
 def test_tokens_with_their_order(spec):
-    """Outputs depend on tokens, positions and order alone, not on how the batch was stored; and on nothing later."""
+    """Outputs depend on tokens, positions and order only, not on how the batch is stored, nor on later tokens."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)
     order = torch.stack([shuffled(13, 1), fractal(13, 1)])
     y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order))
     # stored in another order first, and then brought into the same one
     stored = torch.cat([torch.tensor([0]), 1 + torch.randperm(12)])
     positions = GRID.positions().gather(stored[None])
-    again = stored.argsort()[order]
-    moved = x[:, stored].gather(1, again[..., None].expand(-1, -1, DIM))
-    torch.testing.assert_close(model(moved, reorder_positions(positions, again)), y)
+    inverse = stored.argsort()[order]
+    reordered = x[:, stored].gather(1, inverse[..., None].expand(-1, -1, DIM))
+    torch.testing.assert_close(model(reordered, reorder_positions(positions, inverse)), y)
     # rows of the batch change positions with their orders
     other = model(
         x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0),
@@ -107,21 +107,21 @@ def test_tokens_with_their_order(spec):
     assert (ahead[0, 6] - y[0, 6]).abs().max() > 1e-6
 
 
-def test_a_sampler_moves_tokens_before_they_are_put_in_order():
+def test_samplers_run_before_reordering():
     sampler = create_encoding("randomized(reach=100)", **FACTS).eval()
-    moved, order = sampler.prepare(GRID.positions()), fractal(13, 1)
+    sampled, order = sampler.prepare(GRID.positions()), fractal(13, 1)
     encoding, plain = create_encoding("target", **FACTS), create_encoding("sincos2d", **FACTS)
-    result = encoding.table(reorder_positions(moved, order))
-    torch.testing.assert_close(result[:, :-1], plain.table(moved)[:, order[1:]])
-    torch.testing.assert_close(encoding.table(moved)[:, 1:-1], plain.table(moved)[:, 2:])
+    result = encoding.table(reorder_positions(sampled, order))
+    torch.testing.assert_close(result[:, :-1], plain.table(sampled)[:, order[1:]])
+    torch.testing.assert_close(encoding.table(sampled)[:, 1:-1], plain.table(sampled)[:, 2:])
     assert not torch.equal(result, encoding.table(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="ordered after a sampler has moved them"):
         encoding.table(sampler.prepare(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="what follows free tokens of which some are dropped"):
-        encoding.table(moved.gather(torch.tensor([[0, 3, 5]])))
+        encoding.table(sampled.gather(torch.tensor([[0, 3, 5]])))
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(OptionError, match=r"kind additive alone, got alibi2d. Use of=sincos2d"):
         create_encoding("target(of=alibi2d)", **FACTS, num_heads=2)
     with pytest.raises(OptionError, match=r"of needs a spec, got a finished sincos2d. Pass its config"):

@@ -1,4 +1,4 @@
-"""Checks of biases that offsets decide, against functions written for two tokens at a time."""
+"""Checks of biases that depend on offsets only, against functions of two tokens."""
 
 import math
 
@@ -37,8 +37,8 @@ def of_length(function):
     return lambda offset: function(math.hypot(*offset))
 
 
-def check_values(made, function, grids=GRIDS, by_field=False):
-    """Compare the bias with its definition on grids, one after the other, on a table, and for free and retained tokens.
+def check_values(encoding, function, grids=GRIDS, by_field=False):
+    """Compare the bias with its definition on successive grids, as a table, and for free and gathered tokens.
 
     `by_field`: positions make the function of offsets, since it depends on the field they are in.
     """
@@ -48,40 +48,40 @@ def check_values(made, function, grids=GRIDS, by_field=False):
 
     for grid in grids:
         pos = grid.positions()
-        bias, expected = made.bias(pos, 0), defined(pos)
+        bias, expected = encoding.bias(pos, 0), defined(pos)
         torch.testing.assert_close(bias.dense()[0].double(), expected, rtol=1e-5, atol=1e-5)
         assert table_unsupported_reason(bias) is None
         actual = oracle.table_matrix(bias.table(grid).double(), grid)
         torch.testing.assert_close(actual.expand_as(expected), expected, rtol=1e-5, atol=1e-5)
         keep = torch.randperm(pos.tokens)[: grid.prefix + 3]
-        retained = made.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
+        gathered = encoding.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
         expected = expected[:, keep][:, :, keep]
-        torch.testing.assert_close(retained[0], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(retained[1], expected.flip(-1, -2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gathered[0], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gathered[1], expected.flip(-1, -2), rtol=1e-5, atol=1e-5)
         free = Positions(torch.rand(2, 4, grid.axes, dtype=torch.float64) * 5)
-        actual = made.bias(free, 0).dense()
+        actual = encoding.bias(free, 0).dense()
         for sample in range(2):
             one = Positions(free.coords[sample])
             torch.testing.assert_close(actual[sample].double(), defined(one), rtol=1e-6, atol=1e-6)
 
 
-def check_gradients(made, grid, dense=lambda bias: bias.dense()):
+def check_gradients(encoding, grid, dense=lambda bias: bias.dense()):
     """Compare gradients of a random cotangent with differences, in float64, also through the kernels' table."""
-    made = made.double()
+    encoding = encoding.double()
     pos = grid.positions()
-    cotangent = torch.randn(dense(made.bias(pos, 0)).shape, dtype=torch.float64)
+    cotangent = torch.randn(dense(encoding.bias(pos, 0)).shape, dtype=torch.float64)
 
     def loss():
-        return (dense(made.bias(pos, 0)) * cotangent).sum()
+        return (dense(encoding.bias(pos, 0)) * cotangent).sum()
 
-    parameters = [p for p in made.parameters() if p.requires_grad]
+    parameters = [p for p in encoding.parameters() if p.requires_grad]
     for parameter, grad in zip(parameters, torch.autograd.grad(loss(), parameters), strict=True):
         flat = parameter.detach().view(-1)
         for i in range(flat.numel()):
             start, step = flat[i].item(), 1e-6
             ends = []
-            for moved in (start + step, start - step):
-                flat[i] = moved
+            for shifted in (start + step, start - step):
+                flat[i] = shifted
                 ends.append(loss().item())
             flat[i] = start
             torch.testing.assert_close(
@@ -89,32 +89,32 @@ def check_gradients(made, grid, dense=lambda bias: bias.dense()):
             )
 
 
-def check_routes(made, grid):
-    """Compare attention and all its gradients of the definition, of SDPA, and of what is chosen."""
+def check_routes(encoding, grid):
+    """Compare attention and its gradients of the reference, of SDPA, and of the default backend."""
     pos = grid.positions()
     inputs = [torch.randn(2, HEADS, pos.tokens, WIDTH, requires_grad=True) for _ in range(3)]
-    learned = [p for p in made.parameters() if p.requires_grad]
+    learned = [p for p in encoding.parameters() if p.requires_grad]
     cotangent, grads = torch.randn(2, HEADS, pos.tokens, WIDTH), []
     for backend in ("reference", "sdpa", "auto"):
-        out = attention(*inputs, bias=made.bias(pos, 0), backend=backend)
+        out = attention(*inputs, bias=encoding.bias(pos, 0), backend=backend)
         grads.append([out, *torch.autograd.grad(out, [*inputs, *learned], cotangent)])
     for other in grads[1:]:
         for mine, expected in zip(other, grads[0], strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
-def check_turned(made, degrees=37.0, mirrored=True):
-    """An image that is rotated about any point, and mirrored, keeps its bias."""
+def check_turned(encoding, degrees=37.0, mirrored=True):
+    """Check that rotating an image about any point, and mirroring it, does not change the bias."""
     angle = math.radians(degrees)
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    turn = turn.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
+    matrix = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    matrix = matrix.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
-    before, after = (made.bias(Positions(c), 0).dense() for c in (coords, coords @ turn.T + 3))
+    before, after = (encoding.bias(Positions(c), 0).dense() for c in (coords, coords @ matrix.T + 3))
     torch.testing.assert_close(before, after, rtol=1e-6, atol=1e-6)
 
 
 def check_vit(spec):
-    """A whole model learns with the encoding, and takes another size of images."""
+    """Check that a model trains with the encoding, and accepts another image size."""
     torch.manual_seed(0)
     model = timm.create_model(
         "test_vit", pos_embed=spec, img_size=(48, 64), num_classes=3, depth=2, dynamic_img_size=True
@@ -127,7 +127,7 @@ def check_vit(spec):
     return model
 
 
-def made(spec, **facts):
+def create(spec, **facts):
     """Return an encoding for `HEADS` heads."""
     facts = {"num_heads": HEADS, "dim": HEADS * WIDTH, **facts}
     return create_encoding(spec, **facts)

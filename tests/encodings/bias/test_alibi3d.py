@@ -32,19 +32,19 @@ def same(a, b):
 @cases(("wrap", "normalize"), [(False, "none"), (True, "max"), (False, "reference"), (True, "reference")])
 def test_values(slopes, metric, wrap, normalize):
     grid = Grid((2, 3, 5), prefix=2, spacing=(5.0, 0.5, 1.5), reference=(4, 3, 2))
-    made = create_encoding(
+    encoding = create_encoding(
         "alibi3d", num_heads=6, metric=metric, wrap=wrap, normalize=normalize, slopes=slopes
     )
     expected = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(
         grid, metric, wrap, normalize
     )
-    same(dense(made, grid).double().expand(6, -1, -1), expected.double())
+    same(dense(encoding, grid).double().expand(6, -1, -1), expected.double())
 
 
 def test_defaults_and_preset():
-    bare = create_encoding("alibi3d", num_heads=4)
-    assert (bare.slopes, bare.wrap, bare.normalize) == ("geometric", False, "none")
-    small, large = dense(bare, Grid((2, 3, 2))), dense(bare, Grid((4, 5, 3)))
+    default = create_encoding("alibi3d", num_heads=4)
+    assert (default.slopes, default.wrap, default.normalize) == ("geometric", False, "none")
+    small, large = dense(default, Grid((2, 3, 2))), dense(default, Grid((4, 5, 3)))
     cells = torch.arange(60).reshape(4, 5, 3)[:2, :3, :2].flatten()
     assert torch.equal(large[:, cells][:, :, cells], small)
     flat = create_encoding("alibi2d.dinosaw", num_heads=4)
@@ -69,12 +69,12 @@ def test_a_flat_volume_is_alibi2d(h, w, metric, wrap, normalize, dy, dx):
     flips=st.sets(st.integers(0, 2)),
 )
 def test_flips_and_exchanged_axes(shape, spacing, metric, wrap, normalize, order, flips):
-    made = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=wrap, normalize=normalize)
+    encoding = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=wrap, normalize=normalize)
     rotated = Grid(tuple(shape[i] for i in order), spacing=tuple(spacing[i] for i in order))
     cells = torch.arange(rotated.patches).reshape(rotated.shape)  # cell numbers of the turned grid
     image = cells.permute(*(order.index(i) for i in range(3))).flip(tuple(flips)).flatten()
-    there = dense(made, rotated)
-    same(there[:, image][:, :, image], dense(made, Grid(shape, spacing=spacing)))
+    transformed = dense(encoding, rotated)
+    same(transformed[:, image][:, :, image], dense(encoding, Grid(shape, spacing=spacing)))
 
 
 @given(
@@ -83,9 +83,9 @@ def test_flips_and_exchanged_axes(shape, spacing, metric, wrap, normalize, order
     metric=metrics,
     normalize=rules,
 )
-def test_the_torus_does_not_see_cyclic_shifts(shape, shift, metric, normalize):
-    made = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=True, normalize=normalize)
-    full = dense(made, Grid(shape))
+def test_wrapped_bias_is_invariant_to_cyclic_shifts(shape, shift, metric, normalize):
+    encoding = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=True, normalize=normalize)
+    full = dense(encoding, Grid(shape))
     order = torch.arange(full.shape[-1]).reshape(shape).roll(shift, (0, 1, 2)).flatten()
     same(full[:, order][:, :, order], full)
 
@@ -106,19 +106,19 @@ def test_table_equals_dense_and_attention_backends_agree():
 
 
 def test_spacing_option_replaces_that_of_the_grid():
-    made = create_encoding("alibi3d(spacing=[5,0.7,0.7])", num_heads=2)
+    encoding = create_encoding("alibi3d(spacing=[5,0.7,0.7])", num_heads=2)
     plain = create_encoding("alibi3d", num_heads=2)
-    same(dense(made, Grid((2, 3, 2))), dense(plain, Grid((2, 3, 2), spacing=(5, 0.7, 0.7))))
+    same(dense(encoding, Grid((2, 3, 2))), dense(plain, Grid((2, 3, 2), spacing=(5, 0.7, 0.7))))
 
 
 def test_learned_slopes_get_the_gradient_of_their_distances():
-    made = create_encoding("alibi3d(slopes=learned)", num_heads=2)
+    encoding = create_encoding("alibi3d(slopes=learned)", num_heads=2)
     grid = Grid((2, 2, 3), prefix=1)
-    out = made.bias(grid.positions(), 0).dense()
+    out = encoding.bias(grid.positions(), 0).dense()
     cotangent = torch.randn_like(out)
     out.backward(cotangent)
     distance = oracle.distance_matrix(grid, "euclidean", False, "none").float()
-    same(made.slope.grad, -(cotangent[0] * distance).sum((1, 2)))
+    same(encoding.slope.grad, -(cotangent[0] * distance).sum((1, 2)))
 
 
 @cases(

@@ -31,37 +31,37 @@ def defined(encoding):
     return function
 
 
-def shaken(spec):
-    made = offsets.made(spec)
+def random_encoding(spec):
+    encoding = offsets.create(spec)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in encoding.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
+    return encoding
 
 
 @cases("options", ["", "shape_init=linear", "shape_init=2", "scale_init=4,eps=0.1", "shape_init=0"])
 def test_values(options):
-    made = shaken(f"bam({options})")
-    offsets.check_values(made, defined(made))
+    encoding = random_encoding(f"bam({options})")
+    offsets.check_values(encoding, defined(encoding))
 
 
 @cases("axes", [1, 2, 3])
 def test_locations_and_scales_of_axes(axes):
-    made = shaken(f"bam(train_loc=true,axis_scale=true,axes={axes},loc_init=0.4)")
-    offsets.check_values(made, defined(made), [g for g in offsets.GRIDS if g.axes == axes])
+    encoding = random_encoding(f"bam(train_loc=true,axis_scale=true,axes={axes},loc_init=0.4)")
+    offsets.check_values(encoding, defined(encoding), [g for g in offsets.GRIDS if g.axes == axes])
 
 
 @cases("spec", ["bam", "bam.offset", "bam(axis_scale=true,axes=2,shape_init=1.5)"])
 def test_gradients_and_routes(spec):
-    made = shaken(spec)
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_gradients(made, Grid((2, 3), 1))
+    encoding = random_encoding(spec)
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_gradients(encoding, Grid((2, 3), 1))
 
 
 def test_symmetries_and_the_torus():
-    offsets.check_turned(offsets.made("bam(shape_init=linear)"))
-    made = shaken("bam(train_loc=true,axes=2,wrap=true)")
-    dense = made.bias(Grid((3, 4)).positions(), 0).dense().reshape(3, 3, 4, 3, 4)
+    offsets.check_turned(offsets.create("bam(shape_init=linear)"))
+    encoding = random_encoding("bam(train_loc=true,axes=2,wrap=true)")
+    dense = encoding.bias(Grid((3, 4)).positions(), 0).dense().reshape(3, 3, 4, 3, 4)
     torch.testing.assert_close(dense.roll((1, 2, 1, 2), (1, 2, 3, 4)), dense)
 
 
@@ -74,20 +74,20 @@ def test_it_starts_as_alibi():
 
 
 def test_a_shape_below_zero_acts_as_zero_and_learns():
-    made = offsets.made("bam")
+    encoding = offsets.create("bam")
     with torch.no_grad():
-        made.shape.fill_(-0.5)
-    dense = made.bias(Grid((2, 3)).positions(), 0).dense()
-    torch.testing.assert_close(dense, -made.scale.exp()[:, None, None].expand(1, 3, 6, 6))
+        encoding.shape.fill_(-0.5)
+    dense = encoding.bias(Grid((2, 3)).positions(), 0).dense()
+    torch.testing.assert_close(dense, -encoding.scale.exp()[:, None, None].expand(1, 3, 6, 6))
     dense.sum().backward()
-    assert (made.shape.grad != 0).all()
+    assert (encoding.shape.grad != 0).all()
 
 
-def test_what_is_fixed_is_stored_but_not_trained():
-    made = offsets.made("bam.gaussian(loc_init=0.5,axes=2)")
-    assert [n for n, _ in made.named_parameters()] == ["scale"]
-    assert [n for n, _ in made.named_buffers()] == ["shape", "loc"]
-    assert set(made.state_dict()) == {"shape", "scale", "loc"}
+def test_fixed_parameters_are_buffers():
+    encoding = offsets.create("bam.gaussian(loc_init=0.5,axes=2)")
+    assert [n for n, _ in encoding.named_parameters()] == ["scale"]
+    assert [n for n, _ in encoding.named_buffers()] == ["shape", "loc"]
+    assert set(encoding.state_dict()) == {"shape", "scale", "loc"}
 
 
 def test_a_vit():
@@ -113,4 +113,4 @@ def test_option_errors(options, message):
 
 def test_other_axes_are_refused():
     with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axis .*\. Use bam\(axes=1\)"):
-        offsets.made("bam.offset").bias(Grid((5,)).positions(), 0)
+        offsets.create("bam.offset").bias(Grid((5,)).positions(), 0)

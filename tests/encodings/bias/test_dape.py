@@ -1,4 +1,4 @@
-"""dape against a loop over pairs and windows of keys, and specs inside specs."""
+"""dape against a loop over pairs and windows of keys, and nested specs."""
 
 import itertools
 import json
@@ -18,29 +18,29 @@ FACTS = {"dim": 12, "num_heads": 3}
 
 
 def build(inner="alibi2d(slopes=learned,wrap=false)", grid=(3, 4), **options):
-    made = create_encoding(
+    encoding = create_encoding(
         {"name": "dape", "inner": inner, "width": 5, **options}, **FACTS, grid=grid
     ).double()
     with torch.no_grad():
-        for parameter in made.mlp2.parameters():
+        for parameter in encoding.mlp2.parameters():
             parameter.normal_()
-    return made
+    return encoding
 
 
 def content(count):
     return torch.randn(2, 2, 3, count, 4, dtype=torch.float64).requires_grad_().unbind()
 
 
-def slow(made, grid, q, k):
+def slow(encoding, grid, q, k):
     """Return the bias (b, h, n, n), pair by pair."""
     pos = grid.positions()
-    a = made.adapted.bias(pos, 0).dense().to(q.dtype).expand(2, 3, -1, -1)
-    first, second = made.mlp2[0], made.mlp2[2]
+    a = encoding.adapted.bias(pos, 0).dense().to(q.dtype).expand(2, 3, -1, -1)
+    first, second = encoding.mlp2[0], encoding.mlp2[2]
     x, p, n = torch.cat([q @ k.mT / 2, a], 1), grid.prefix, grid.patches
     cells = list(itertools.product(*map(range, grid.shape)))
 
     def layer(module, image, i, j):
-        if made.version == 1:
+        if encoding.version == 1:
             return image[..., i, j] @ module.weight.t() + module.bias
         side, total = module.weight.shape[-1], module.bias.expand(2, -1)
         for tap in itertools.product(range(side), repeat=grid.axes):
@@ -57,8 +57,8 @@ def slow(made, grid, q, k):
         return torch.stack(rows, -1).unflatten(-1, (n, n))
 
     x = x[..., p:, p:]
-    x = x.tril() if made.causal else x
-    out = all_pairs(second, F.leaky_relu(all_pairs(first, x), made.negative_slope))
+    x = x.tril() if encoding.causal else x
+    out = all_pairs(second, F.leaky_relu(all_pairs(first, x), encoding.negative_slope))
     return a + F.pad(out, (p, 0, p, 0))
 
 
@@ -74,59 +74,68 @@ def slow(made, grid, q, k):
     ],
 )
 def test_values_and_gradients(options, grid):
-    made, (q, k) = build(**options), content(grid.tokens)
-    actual, expected = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=0.5), slow(made, grid, q, k)
+    encoding, (q, k) = build(**options), content(grid.tokens)
+    actual, expected = (
+        encoding.bias(grid.positions(), 0).dense(q=q, k=k, scale=0.5),
+        slow(encoding, grid, q, k),
+    )
     torch.testing.assert_close(actual, expected)
-    cotangent, leaves = torch.randn_like(actual), [q, k, *made.parameters()]
+    cotangent, leaves = torch.randn_like(actual), [q, k, *encoding.parameters()]
     ours = torch.autograd.grad(actual, leaves, cotangent)
     torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 def test_backends_and_some_heads():
-    made, pos, (q, k) = build(), Grid((3, 4), 1).positions(), content(13)
-    bias, v = made.bias(pos, 0), torch.randn(2, 3, 13, 4, dtype=torch.float64)
+    encoding, pos, (q, k) = build(), Grid((3, 4), 1).positions(), content(13)
+    bias, v = encoding.bias(pos, 0), torch.randn(2, 3, 13, 4, dtype=torch.float64)
     expected = ((q @ k.mT) / 2 + bias.dense(q=q, k=k, scale=0.5)).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
         torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
-    few = torch.tensor([[0, 3, 8], [0, 12, 5]])
+    indices = torch.tensor([[0, 3, 8], [0, 12, 5]])
     rows = torch.arange(2)[:, None]
-    retained = {"q": q[rows, :, few].transpose(1, 2), "k": k[rows, :, few].transpose(1, 2), "scale": 0.5}
-    dropped = made.bias(pos.gather(few), 0).dense(**retained)
+    gathered = {
+        "q": q[rows, :, indices].transpose(1, 2),
+        "k": k[rows, :, indices].transpose(1, 2),
+        "scale": 0.5,
+    }
+    dropped = encoding.bias(pos.gather(indices), 0).dense(**gathered)
     for b in range(2):
-        torch.testing.assert_close(dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, few[b]][:, :, few[b]])
+        torch.testing.assert_close(
+            dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, indices[b]][:, :, indices[b]]
+        )
     part = bias.dense(q=q, k=k, scale=0.5, heads=slice(1, 3))
     torch.testing.assert_close(part, bias.dense(q=q, k=k, scale=0.5)[:, 1:3])
 
 
 @cases("turns", [1, 2, 3])
-def test_turns_of_what_is_inside(turns):
-    made, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
+def test_rotations_of_the_inner_encoding(turns):
+    encoding, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
     order = torch.arange(9).reshape(3, 3).rot90(turns).flip(0).flatten()
-    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    rotated = made.bias(pos, 0).dense(q=q[:, :, order], k=k[:, :, order], scale=0.5)
+    dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    rotated = encoding.bias(pos, 0).dense(q=q[:, :, order], k=k[:, :, order], scale=0.5)
     torch.testing.assert_close(rotated, dense[..., order, :][..., order])
 
 
-def test_specs_inside_specs():
+def test_nested_specs():
     text = "dape(inner=alibi2d(slopes=learned,wrap=false)+alibi2d.local,width=4)"
-    made = create_encoding(text, **FACTS)
-    assert made.inner == "alibi2d(slopes=learned,wrap=false)+alibi2d(normalize=none,wrap=false)"
-    again = create_encoding(json.loads(json.dumps(made.config)))
-    assert again.config == made.config
-    again.load_state_dict(made.state_dict(), strict=True)
-    assert create_encoding(spec_to_text([made.spec]), **FACTS).config == made.config
+    encoding = create_encoding(text, **FACTS)
+    assert encoding.inner == "alibi2d(slopes=learned,wrap=false)+alibi2d(normalize=none,wrap=false)"
+    rebuilt = create_encoding(json.loads(json.dumps(encoding.config)))
+    assert rebuilt.config == encoding.config
+    rebuilt.load_state_dict(encoding.state_dict(), strict=True)
+    assert create_encoding(spec_to_text([encoding.spec]), **FACTS).config == encoding.config
     terms = parse_spec({"name": "dape", "inner": {"name": "alibi2d", "slopes": "learned"}})
     assert create_encoding(terms[0], **FACTS).inner == "alibi2d(slopes=learned)"
-    assert {"adapted.members.0.slope"} <= set(made.state_dict())
+    assert {"adapted.members.0.slope"} <= set(encoding.state_dict())
 
 
-def test_a_vit_with_blocks_left_out():
+def test_a_vit_with_skipped_blocks():
     spec = "dape(inner=alibi2d(layers=[0],slopes=learned),width=4)"
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 32), num_classes=3)
     model(torch.randn(2, 3, 48, 32)).square().sum().backward()
-    own = {name: p.grad for name, p in model.named_parameters() if "mlp2" in name}
-    assert len(own) == 4
-    assert all(g is not None for g in own.values())
+    gradients = {name: p.grad for name, p in model.named_parameters() if "mlp2" in name}
+    assert len(gradients) == 4
+    assert all(g is not None for g in gradients.values())
 
 
 def test_errors():

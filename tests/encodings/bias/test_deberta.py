@@ -1,4 +1,4 @@
-"""deberta against its definition, pair by pair, and what its docstring claims."""
+"""deberta against its definition, pair by pair, and the claims of its docstring."""
 
 import copy
 import math
@@ -37,26 +37,26 @@ def bucket(offset, count, most):
     return int(math.copysign(math.ceil(round(share * (middle - 1), 9)) + middle, offset))
 
 
-def embedding(made, p, q):
+def embedding(encoding, p, q):
     """Return the sum of embeddings of the offsets of two cells along all axes."""
-    total, span = 0, made.span
+    total, span = 0, encoding.span
     for axis, (a, b) in enumerate(zip(p, q, strict=True)):
         d = a - b
         d = (
             d
-            if made.position_buckets is None
-            else bucket(d, made.position_buckets, made.max_relative_positions)
+            if encoding.position_buckets is None
+            else bucket(d, encoding.position_buckets, encoding.max_relative_positions)
         )
-        total = total + made.rel_embeddings[2 * span * axis + max(0, min(2 * span - 1, d + span))]
+        total = total + encoding.rel_embeddings[2 * span * axis + max(0, min(2 * span - 1, d + span))]
     return total
 
 
-def slow(made, grid, q, k, v):
+def slow(encoding, grid, q, k, v):
     """Return attention, by a loop over pairs of tokens."""
     cells = oracle.cells_of(grid.shape, grid.prefix)
-    count = 3 if made.terms == "both" else 2
+    count = 3 if encoding.terms == "both" else 2
     factor = torch.ones(len(cells), 1, dtype=torch.float64)
-    if made.rescale:
+    if encoding.rescale:
         factor[grid.prefix :] = count**-0.5
     logits = (q * factor) @ k.mT
     rows = []
@@ -65,11 +65,11 @@ def slow(made, grid, q, k, v):
         for j, o in enumerate(cells):
             term = torch.zeros(len(q), HEADS, dtype=torch.float64)
             if p is not None and o is not None:
-                e = embedding(made, p, o)
-                if made.terms != "p2c":
-                    term = term + (q[:, :, i] * made.pos_key_proj(e).reshape(HEADS, WIDTH)).sum(-1)
-                if made.terms != "c2p":
-                    term = term + (k[:, :, j] * made.pos_query_proj(e).reshape(HEADS, WIDTH)).sum(-1)
+                e = embedding(encoding, p, o)
+                if encoding.terms != "p2c":
+                    term = term + (q[:, :, i] * encoding.pos_key_proj(e).reshape(HEADS, WIDTH)).sum(-1)
+                if encoding.terms != "c2p":
+                    term = term + (k[:, :, j] * encoding.pos_query_proj(e).reshape(HEADS, WIDTH)).sum(-1)
             row.append(term * factor[i, 0])
         rows.append(torch.stack(row, -1))
     return ((logits + torch.stack(rows, -2)) * WIDTH**-0.5).softmax(-1) @ v
@@ -78,24 +78,26 @@ def slow(made, grid, q, k, v):
 @cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
-        made = build(grid.axes, **options)
+        encoding = build(grid.axes, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
-        every = [*leaves, *made.parameters()]
-        expected = slow(made, grid, *leaves)
+        every = [*leaves, *encoding.parameters()]
+        expected = slow(encoding, grid, *leaves)
         cotangent = torch.randn_like(expected)
         grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference", "sdpa"):
-            actual = attend(*leaves, made.parts(), grid.positions(), 0, backend=backend)
+            actual = attend(*leaves, encoding.parts(), grid.positions(), 0, backend=backend)
             torch.testing.assert_close(actual, expected)
             for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
 
 
 def test_buckets():
-    made = create_encoding("deberta(position_buckets=8,max_relative_positions=20)", dim=DIM, num_heads=HEADS)
+    encoding = create_encoding(
+        "deberta(position_buckets=8,max_relative_positions=20)", dim=DIM, num_heads=HEADS
+    )
     offsets = torch.arange(-30, 31)
-    assert made.buckets(offsets).tolist() == [bucket(int(o), 8, 20) for o in offsets]
-    assert made.buckets(torch.tensor([-19, -5, -4, 0, 4, 5, 19])).tolist() == [-7, -5, -4, 0, 4, 5, 7]
+    assert encoding.buckets(offsets).tolist() == [bucket(int(o), 8, 20) for o in offsets]
+    assert encoding.buckets(torch.tensor([-19, -5, -4, 0, 4, 5, 19])).tolist() == [-7, -5, -4, 0, 4, 5, 7]
     plain = create_encoding("deberta(position_buckets=null)", dim=DIM, num_heads=HEADS)
     assert torch.equal(plain.buckets(offsets), offsets)
     assert plain.rel_embeddings.shape == (2 * 2 * 128, DIM)
@@ -106,10 +108,13 @@ def test_dropped_tokens_on_each_sample():
 
 
 def test_invariant_to_translation():
-    grid, made = Grid((4, 5)), build(2)
+    grid, encoding = Grid((4, 5)), build(2)
     q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(1))
     dense = (
-        made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0).unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
+        encoding.bias(grid.positions(), 0)
+        .dense(q=q, k=k, scale=1.0)
+        .unflatten(-1, (4, 5))
+        .unflatten(-3, (4, 5))
     )
     torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
 
@@ -119,7 +124,7 @@ def test_invariant_to_translation():
 def test_shared_projections_are_those_of_attention(fused, biased):
     torch.manual_seed(0)
     layer = vispe.Attention(DIM, HEADS, "deberta(share_att_key=true)", fused_qkv=fused, qkv_bias=biased)
-    own = vispe.Attention(DIM, HEADS, "deberta", fused_qkv=fused, qkv_bias=biased)
+    attention_layer = vispe.Attention(DIM, HEADS, "deberta", fused_qkv=fused, qkv_bias=biased)
     x, grid = torch.randn(2, 13, DIM), Grid((3, 4), 1)
     with pytest.raises(UnsupportedCombination, match=r"got none\. Call tie\(attention\)"):
         layer(x, grid)
@@ -130,12 +135,14 @@ def test_shared_projections_are_those_of_attention(fused, biased):
     )
     bias = (layer.qkv.bias, DIM) if fused else None
     with torch.no_grad():
-        own.load_state_dict(dict(layer.state_dict()), strict=False)
-        for i, mine in enumerate((own.pos_enc.pos_query_proj, own.pos_enc.pos_key_proj)):
+        attention_layer.load_state_dict(dict(layer.state_dict()), strict=False)
+        for i, mine in enumerate(
+            (attention_layer.pos_enc.pos_query_proj, attention_layer.pos_enc.pos_key_proj)
+        ):
             mine.weight.copy_(parts[i] if fused else parts[i].weight)
             if biased:
                 mine.bias.copy_(bias[0][i * DIM : (i + 1) * DIM] if fused else parts[i].bias)
-    expected = own(x, grid)
+    expected = attention_layer(x, grid)
     torch.testing.assert_close(layer(x, grid), expected)
     # a copy shares with the copy of its attention
     other = copy.deepcopy(layer)
@@ -145,16 +152,16 @@ def test_shared_projections_are_those_of_attention(fused, biased):
     torch.testing.assert_close(other(x, grid), expected)
 
 
-def test_what_cannot_be_shared():
-    made = create_encoding("deberta(share_att_key=true)", dim=DIM, num_heads=HEADS)
+def test_sharing_errors():
+    encoding = create_encoding("deberta(share_att_key=true)", dim=DIM, num_heads=HEADS)
     for module in (torch.nn.Linear(DIM, DIM), vispe.Attention(2 * DIM, HEADS)):
         with pytest.raises(
             UnsupportedCombination, match="has no linear layers qkv, or q_proj and k_proj, from 12"
         ):
-            made.tie(module)
+            encoding.tie(module)
 
 
-def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
+def test_a_converted_vit_is_unchanged_and_learns_from_the_second_step():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)

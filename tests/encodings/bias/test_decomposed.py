@@ -1,4 +1,4 @@
-"""decomposed against timm's SAM, its definition pair by pair, and what its docstring claims."""
+"""decomposed against timm's SAM, its definition pair by pair, and the claims of its docstring."""
 
 import itertools
 
@@ -23,29 +23,29 @@ def build(grid, **options):
     return random_encoding("decomposed", grid=grid, **options)
 
 
-def slow(made, grid, q, k, v):
+def slow(encoding, grid, q, k, v):
     """Return attention with the vector of every pair of tokens written out."""
     cells = oracle.cells_of(grid.shape, grid.prefix)
     vectors = torch.zeros(HEADS, len(cells), len(cells), WIDTH, dtype=torch.float64)
     for (i, p), (j, o) in itertools.product(enumerate(cells), enumerate(cells)):
-        for axis, name in enumerate(made.names if p is not None and o is not None else ()):
-            row = getattr(made, name)[p[axis] - o[axis] + made.grid[axis] - 1]
+        for axis, name in enumerate(encoding.names if p is not None and o is not None else ()):
+            row = getattr(encoding, name)[p[axis] - o[axis] + encoding.grid[axis] - 1]
             vectors[:, i, j] = vectors[:, i, j] + row.reshape(-1, WIDTH)
-    read = torch.einsum("bhid,hijd->bhij", q, vectors) * (WIDTH**-0.5 if made.scaled else 1)
+    read = torch.einsum("bhid,hijd->bhij", q, vectors) * (WIDTH**-0.5 if encoding.scaled else 1)
     return (WIDTH**-0.5 * q @ k.mT + read).softmax(-1) @ v
 
 
 @cases("options", [{}, {"scaled": True, "shared": False}], ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
-        made = build(grid.shape, **options)
+        encoding = build(grid.shape, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
-        every = [*leaves, *made.parameters()]
-        expected = slow(made, grid, *leaves)
+        every = [*leaves, *encoding.parameters()]
+        expected = slow(encoding, grid, *leaves)
         cotangent = torch.randn_like(expected)
         grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference", "sdpa"):
-            actual = attention(*leaves, bias=made.bias(grid.positions(), 0), backend=backend)
+            actual = attention(*leaves, bias=encoding.bias(grid.positions(), 0), backend=backend)
             torch.testing.assert_close(actual, expected)
             for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
@@ -78,7 +78,7 @@ def test_equals_the_attention_of_sam(shape, fused):
             torch.testing.assert_close(grad, theirs[name.removeprefix("pos_enc.")])
 
 
-def test_a_whole_sam_block_of_timm_gives_the_same():
+def test_equals_a_sam_block_of_timm():
     torch.manual_seed(0)
     model = timm.create_model(
         "samvit_base_patch16", img_size=64, depth=1, embed_dim=24, num_heads=3, window_size=0, num_classes=0
@@ -98,33 +98,35 @@ def test_a_whole_sam_block_of_timm_gives_the_same():
 
 @cases("shape", [(5,), (3, 4), (2, 3, 2)])
 def test_checkpoints_of_other_grids_are_stretched(shape):
-    made, larger = build(shape), tuple(n + 2 for n in shape)
+    encoding, larger = build(shape), tuple(n + 2 for n in shape)
     other = build(larger)
-    state = dict(made.state_dict())
+    state = dict(encoding.state_dict())
     other.resample_checkpoint(state, "", None)
     for name, n in zip(TABLES[-len(shape) :], larger, strict=True):
-        table = getattr(made, name).detach()
+        table = getattr(encoding, name).detach()
         expected = F.interpolate(table.t()[None], size=2 * n - 1, mode="linear")[0].t()
         torch.testing.assert_close(state[name], expected)
     other.load_state_dict(state)
     q, k, _ = content(Grid(larger).tokens)
     pos = Grid(larger).positions()
-    dense = made.bias(pos, 0).dense(q=q, k=k)
+    dense = encoding.bias(pos, 0).dense(q=q, k=k)
     torch.testing.assert_close(dense, other.bias(pos, 0).dense(q=q, k=k))
-    for grad in torch.autograd.grad(dense, [*made.parameters()], torch.randn_like(dense)):
+    for grad in torch.autograd.grad(dense, [*encoding.parameters()], torch.randn_like(dense)):
         assert (grad != 0).all()
     with pytest.raises(EncodingMismatch, match="rel_pos_w has 4 entries"):
         other.resample_checkpoint({"rel_pos_w": torch.zeros(4, WIDTH)}, "", None)
 
 
 def test_window_is_the_grid_of_the_tables():
-    made = build((6, 6), window=[3, 4])
-    assert (made.rel_pos_h.shape, made.rel_pos_w.shape) == ((5, WIDTH), (7, WIDTH))
+    encoding = build((6, 6), window=[3, 4])
+    assert (encoding.rel_pos_h.shape, encoding.rel_pos_w.shape) == ((5, WIDTH), (7, WIDTH))
     q, k, _ = content(12)
     pos = Grid((3, 4)).positions()
-    torch.testing.assert_close(made.bias(pos, 0).dense(q=q, k=k), build((3, 4)).bias(pos, 0).dense(q=q, k=k))
+    torch.testing.assert_close(
+        encoding.bias(pos, 0).dense(q=q, k=k), build((3, 4)).bias(pos, 0).dense(q=q, k=k)
+    )
     state = dict(build((6, 6)).state_dict())
-    made.resample_checkpoint(state, "", (6, 6))
+    encoding.resample_checkpoint(state, "", (6, 6))
     assert len(state["rel_pos_h"]) == 11
 
 
@@ -133,13 +135,13 @@ def test_dropped_tokens_on_each_sample():
 
 
 def test_invariant_to_translation():
-    made, grid = build((4, 5)), Grid((4, 5))
+    encoding, grid = build((4, 5)), Grid((4, 5))
     q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(1))
-    dense = made.bias(grid.positions(), 0).dense(q=q, k=k).unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
+    dense = encoding.bias(grid.positions(), 0).dense(q=q, k=k).unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
     torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
 
 
-def test_a_vit_stays_what_it_is_and_learns():
+def test_a_converted_vit_is_unchanged_and_learns():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)

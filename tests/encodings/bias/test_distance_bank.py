@@ -19,23 +19,23 @@ def tokens(count, batch=2):
     return torch.randn(batch, count, 12, dtype=torch.float64).requires_grad_()
 
 
-def slow(made, pos, x, step=(1.0, 1.0, 1.0)):
+def slow(encoding, pos, x, step=(1.0, 1.0, 1.0)):
     """Return the bias (b, h, n, n), pair by pair, for positions of one sample."""
-    gates = made.gates(x).unflatten(-1, (3, 4))  # b n h r
-    n, reach, out = pos.tokens, made.max_dist, []
+    gates = encoding.gates(x).unflatten(-1, (3, 4))  # b n h r
+    n, reach, out = pos.tokens, encoding.max_dist, []
     for i in range(n):
         for j in range(n):
-            apart = (pos.coords[0, i] - pos.coords[0, j]) * torch.tensor(step[: pos.axes])
+            offset = (pos.coords[0, i] - pos.coords[0, j]) * torch.tensor(step[: pos.axes])
             entry = None
             if pos.spatial[0, i] and pos.spatial[0, j]:
-                if made.over == "offset":
-                    steps = [round(float(a)) for a in apart]
+                if encoding.over == "offset":
+                    steps = [round(float(a)) for a in offset]
                     if all(abs(s) < reach for s in steps):
-                        table = made.distance_bank.unflatten(1, (2 * reach - 1,) * pos.axes)
+                        table = encoding.distance_bank.unflatten(1, (2 * reach - 1,) * pos.axes)
                         entry = table[(slice(None), *(s + reach - 1 for s in steps))]
-                elif not (made.causal and apart[0] < 0):
-                    away = round(float(apart.double().norm()))
-                    entry = made.distance_bank[:, away] if away < reach else None
+                elif not (encoding.causal and offset[0] < 0):
+                    distance = round(float(offset.double().norm()))
+                    entry = encoding.distance_bank[:, distance] if distance < reach else None
             out.append(gates.new_zeros(2, 3) if entry is None else gates[:, i] @ entry)
     return torch.stack(out, -1).unflatten(-1, (n, n))
 
@@ -53,41 +53,41 @@ def slow(made, pos, x, step=(1.0, 1.0, 1.0)):
     ],
 )
 def test_values_and_gradients(options, grid):
-    made, x, pos = build(**options), tokens(grid.tokens), grid.positions()
-    actual, expected = made.bias(pos, 0, x).dense(), slow(made, pos, x)
+    encoding, x, pos = build(**options), tokens(grid.tokens), grid.positions()
+    actual, expected = encoding.bias(pos, 0, x).dense(), slow(encoding, pos, x)
     torch.testing.assert_close(actual, expected)
-    cotangent, leaves = torch.randn_like(actual), [x, *made.parameters()]
+    cotangent, leaves = torch.randn_like(actual), [x, *encoding.parameters()]
     ours = torch.autograd.grad(actual, leaves, cotangent)
     torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 def test_spacing_and_a_second_grid():
-    made = build(spacing=(2.0, 0.5), max_dist=7)
+    encoding = build(spacing=(2.0, 0.5), max_dist=7)
     for shape in ((3, 4), (5, 2)):
         pos, x = Grid(shape).positions(), tokens(shape[0] * shape[1])
-        torch.testing.assert_close(made.bias(pos, 0, x).dense(), slow(made, pos, x, (2.0, 0.5)))
+        torch.testing.assert_close(encoding.bias(pos, 0, x).dense(), slow(encoding, pos, x, (2.0, 0.5)))
 
 
-def test_turned_samples():
-    made, x = build(), tokens(9)
+def test_rotated_samples():
+    encoding, x = build(), tokens(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
     angle = torch.tensor(37.0, dtype=torch.float64).deg2rad()
-    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
-    dense = made.bias(Positions(coords), 0, x).dense()
-    torch.testing.assert_close(made.bias(Positions(coords @ turn + 3), 0, x).dense(), dense)
+    matrix = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    dense = encoding.bias(Positions(coords), 0, x).dense()
+    torch.testing.assert_close(encoding.bias(Positions(coords @ matrix + 3), 0, x).dense(), dense)
     mirrored = coords * torch.tensor([1.0, -1.0], dtype=torch.float64)
-    torch.testing.assert_close(made.bias(Positions(mirrored), 0, x).dense(), dense)
+    torch.testing.assert_close(encoding.bias(Positions(mirrored), 0, x).dense(), dense)
 
 
 def test_dropped_tokens_and_backends():
-    made, x, pos = build(), tokens(13), Grid((3, 4), 1).positions()
+    encoding, x, pos = build(), tokens(13), Grid((3, 4), 1).positions()
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]
-    dense = made.bias(pos, 0, x).dense()
-    few = made.bias(pos.gather(keep), 0, x[rows, keep]).dense()
+    dense = encoding.bias(pos, 0, x).dense()
+    subset = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
     for b in range(2):
-        torch.testing.assert_close(few[b], dense[b][:, keep[b]][:, :, keep[b]])
+        torch.testing.assert_close(subset[b], dense[b][:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 13, 4, dtype=torch.float64)
-    bias = made.bias(pos, 0, x)
+    bias = encoding.bias(pos, 0, x)
     expected = ((q @ k.mT) / 2 + dense).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
         torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)

@@ -96,26 +96,26 @@ def test_the_bias_of_one_block_has_its_extent():
     encoding = build(causal=True, max_dist=[2, 5], depth=2)
     pos, x = Grid((6,)).positions(), torch.randn(1, 6, DIM, dtype=torch.float64)
     near, far = (encoding.bias(pos, layer, x).dense() for layer in (0, 1))
-    apart = torch.arange(6)[:, None] - torch.arange(6)
+    offsets = torch.arange(6)[:, None] - torch.arange(6)
     for dense, extent in ((near, 2), (far, 5)):
-        inside = (apart >= 0) & (apart < extent)
+        inside = (offsets >= 0) & (offsets < extent)
         assert (dense[..., inside] != 0).all()
         assert (dense[..., ~inside] == 0).all()
-    shared = (apart >= 0) & (apart < 2)
+    shared = (offsets >= 0) & (offsets < 2)
     assert torch.equal(near[..., shared], far[..., shared])
 
 
 def test_positions_of_a_decoding_step_are_absolute():
-    """The last tokens alone, at their coordinates, have the growth and the bias that they have in the sequence."""
+    """The last tokens, at their coordinates, have the same growth and bias as in the full sequence."""
     encoding = build(causal=True, scale="inverse", log_floor=3, max_dist=4)
     x = torch.randn(1, 9, DIM, dtype=torch.float64)
-    whole = Grid((9,)).positions()
+    full = Grid((9,)).positions()
     last = Positions(torch.arange(6.0, 9.0)[:, None])
-    retained = whole.gather(torch.tensor([[6, 7, 8]]))
-    for pos in (last, retained):
-        torch.testing.assert_close(encoding.growth(pos, 0), encoding.growth(whole, 0)[:, 6:])
+    last_positions = full.gather(torch.tensor([[6, 7, 8]]))
+    for pos in (last, last_positions):
+        torch.testing.assert_close(encoding.growth(pos, 0), encoding.growth(full, 0)[:, 6:])
         torch.testing.assert_close(
-            encoding.bias(pos, 0, x[:, 6:]).dense(), encoding.bias(whole, 0, x).dense()[..., 6:, 6:]
+            encoding.bias(pos, 0, x[:, 6:]).dense(), encoding.bias(full, 0, x).dense()[..., 6:, 6:]
         )
 
 
@@ -217,7 +217,7 @@ def test_a_block_beyond_the_list():
         encoding.bias(Grid((2, 2)).positions(), 2, torch.zeros(1, 4, DIM, dtype=torch.float64))
 
 
-def test_attention_with_a_factor_alone():
+def test_attention_with_a_factor_only():
     """Without a mask, the factor of a query is a temperature of its row."""
     encoding = build(causal=True, log_floor=1, log_alpha=1.0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""fire against its definition, on grids and as the causal original; its threshold and its start."""
+"""fire against its definition, on grids and as the causal original; threshold and initial values."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from vispe.errors import OptionError, ShapeError
 
 
 def network(encoding, share):
-    """Return the values of every head at a share, unit by unit."""
+    """Return the values of every head at a normalised distance, unit by unit."""
     state = {n: p.detach().double().tolist() for n, p in encoding.named_parameters()}
     units = [
         max(w[0] * share + b, 0.0) for w, b in zip(state["mlp.0.weight"], state["mlp.0.bias"], strict=True)
@@ -43,71 +43,71 @@ def defined(encoding):
     return on
 
 
-def shaken(options="", **facts):
-    made = offsets.made(f"fire({options})", grid=(3, 4), **facts)
+def random_encoding(options="", **facts):
+    encoding = offsets.create(f"fire({options})", grid=(3, 4), **facts)
     with torch.no_grad():
-        made.mlp[2].weight.add_(torch.randn_like(made.mlp[2].weight))
-        made.mlp[2].bias.add_(torch.randn_like(made.mlp[2].bias))
-        made.mlp[0].bias.add_(torch.randn_like(made.mlp[0].bias) * 0.1)  # no kink at any distance
-    return made
+        encoding.mlp[2].weight.add_(torch.randn_like(encoding.mlp[2].weight))
+        encoding.mlp[2].bias.add_(torch.randn_like(encoding.mlp[2].bias))
+        encoding.mlp[0].bias.add_(torch.randn_like(encoding.mlp[0].bias) * 0.1)  # no kink at any distance
+    return encoding
 
 
 @cases("options", ["", "threshold=0,hidden=5", "threshold=100,init_c=2,hidden=7"])
 def test_values(options):
-    made = shaken(options)
-    offsets.check_values(made, defined(made), by_field=True)
+    encoding = random_encoding(options)
+    offsets.check_values(encoding, defined(encoding), by_field=True)
 
 
 def test_routes_gradients_and_symmetry():
-    made = shaken("hidden=6")
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_gradients(made, Grid((2, 3), 1))
+    encoding = random_encoding("hidden=6")
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_gradients(encoding, Grid((2, 3), 1))
     coords, extent = torch.rand(1, 9, 2).double() * 6, torch.tensor([[8.0, 8.0]]).double()
     rotated = coords @ torch.tensor([[0.6, 0.8], [-0.8, 0.6]]).double()
-    result = [made.bias(Positions(c, extent=extent), 0).dense() for c in (coords, rotated)]
+    result = [encoding.bias(Positions(c, extent=extent), 0).dense() for c in (coords, rotated)]
     torch.testing.assert_close(*result)
 
 
 def test_samples_of_several_sizes():
-    made = shaken()
+    encoding = random_encoding()
     coords = torch.rand(2, 5, 2).double() * 4
     extent = torch.tensor([[5.0, 5.0], [9.0, 5.0]]).double()
-    both = made.bias(Positions(coords, extent=extent), 0).dense()
+    both = encoding.bias(Positions(coords, extent=extent), 0).dense()
     for i in range(2):
-        one = made.bias(Positions(coords[i], extent=extent[i : i + 1]), 0).dense()
+        one = encoding.bias(Positions(coords[i], extent=extent[i : i + 1]), 0).dense()
         torch.testing.assert_close(both[i : i + 1], one)
     assert not torch.equal(both[0], both[1])
 
 
 def test_the_causal_original():
-    made = shaken("causal=true,threshold=3,hidden=9")
+    encoding = random_encoding("causal=true,threshold=3,hidden=9")
     with torch.no_grad():
-        made.L_multiplier.fill_(-1.5)
+        encoding.L_multiplier.fill_(-1.5)
     pos = Grid((8,), 2).positions()
-    actual = made.bias(pos, 0).dense()[0]
+    actual = encoding.bias(pos, 0).dense()[0]
     assert not actual[:, :2].any()
     assert not actual[:, :, :2].any()
     for i, j in itertools.product(range(8), range(8)):
-        share = psi(made, i - j) / (psi(made, max(4.5, i)) + 1e-6)
-        expected = torch.tensor(network(made, share))
+        share = psi(encoding, i - j) / (psi(encoding, max(4.5, i)) + 1e-6)
+        expected = torch.tensor(network(encoding, share))
         torch.testing.assert_close(actual[:, i + 2, j + 2], expected, rtol=1e-4, atol=1e-5)
-    offsets.check_gradients(made, Grid((6,), 1))
+    offsets.check_gradients(encoding, Grid((6,), 1))
 
 
 def test_the_threshold_is_half_the_training_diagonal():
-    assert offsets.made("fire", grid=(4, 5)).length == pytest.approx(2.5)
-    assert offsets.made("fire(spacing=[2,1],metric=manhattan)", grid=(4, 5)).length == pytest.approx(5)
+    assert offsets.create("fire", grid=(4, 5)).length == pytest.approx(2.5)
+    assert offsets.create("fire(spacing=[2,1],metric=manhattan)", grid=(4, 5)).length == pytest.approx(5)
     assert create_encoding("fire.causal", num_heads=2).length == 512
     assert create_encoding("fire", num_heads=2).length == 0
     small, large = Grid((3, 3)).positions(), Grid((8, 8)).positions()
-    made = shaken("threshold=4")
-    near = [made.bias(p, 0).dense()[0, :, 0, 1] for p in (small, Grid((2, 3)).positions(), large)]
+    encoding = random_encoding("threshold=4")
+    near = [encoding.bias(p, 0).dense()[0, :, 0, 1] for p in (small, Grid((2, 3)).positions(), large)]
     torch.testing.assert_close(near[0], near[1])  # below the threshold a step costs the same
     assert not torch.allclose(near[0], near[2])
 
 
-def test_it_starts_near_nothing():
-    dense = offsets.made("fire", grid=(14, 14)).bias(Grid((14, 14)).positions(), 0).dense()
+def test_initial_bias_is_small():
+    dense = offsets.create("fire", grid=(14, 14)).bias(Grid((14, 14)).positions(), 0).dense()
     assert 0 < dense.abs().max() < 0.5
 
 

@@ -1,4 +1,4 @@
-"""fox and cable: sums of gates along lines and L-shaped ways, against walks from patch to patch."""
+"""fox and cable: sums of gates along lines and L-shaped paths, against walks from patch to patch."""
 
 import pytest
 import timm
@@ -16,16 +16,16 @@ FACTS = {"dim": 12, "num_heads": 3}
 
 
 def build(spec="fox", **options):
-    made = create_encoding({"name": spec, **options}, **FACTS).double()
+    encoding = create_encoding({"name": spec, **options}, **FACTS).double()
     with torch.no_grad():
-        made.gate.weight.mul_(3)
-        made.gate.bias.normal_()
-    return made
+        encoding.gate.weight.mul_(3)
+        encoding.gate.bias.normal_()
+    return encoding
 
 
-def log_gates(made, x):
-    z = made.gate(x).transpose(1, 2)
-    return F.logsigmoid(z) * made.scale if made.name == "fox" else -F.softplus(z)
+def log_gates(encoding, x):
+    z = encoding.gate(x).transpose(1, 2)
+    return F.logsigmoid(z) * encoding.scale if encoding.name == "fox" else -F.softplus(z)
 
 
 def tokens(count, batch=2):
@@ -39,13 +39,13 @@ def step_costs(cells, gates):
 
 
 def walk(line, other, start, end):
-    """Return the costs (h,) of a way along one axis: `line` holds the gates of its cells, `other` is fixed."""
+    """Return the costs (h,) of a path along one axis: `line` has the gates of its cells, `other` is fixed."""
     lo, hi = sorted((start, end))
     return step_costs(range(lo, hi + 1), [line[:, other, c] for c in range(line.shape[2])])
 
 
 def slow(first, second, shape, prefix):
-    """Return the bias (h, n, n) of an image, way by way, for gates (h, gh, gw) along rows and down columns."""
+    """Return the bias (h, n, n) of an image, path by path, for gates (h, gh, gw) along rows and down columns."""
     n = prefix + shape[0] * shape[1]
     down = second.transpose(1, 2)
     zero = first.new_zeros(first.shape[0])
@@ -74,21 +74,24 @@ def same_with_gradients(actual, expected, leaves):
 @cases("name", ["fox", "cable"])
 @cases(("shape", "prefix"), [((3, 4), 2), ((1, 5), 0), ((5, 2), 1), ((1, 1), 1)])
 def test_images(name, shared, shape, prefix):
-    made, grid = build(name, shared=shared, **({"scale": 0.7} if name == "fox" else {})), Grid(shape, prefix)
+    encoding, grid = (
+        build(name, shared=shared, **({"scale": 0.7} if name == "fox" else {})),
+        Grid(shape, prefix),
+    )
     x = tokens(grid.tokens)
-    actual = made.bias(grid.positions(), 0, x).dense()
-    gates = log_gates(made, x)[..., prefix:].unflatten(-1, shape)
+    actual = encoding.bias(grid.positions(), 0, x).dense()
+    gates = log_gates(encoding, x)[..., prefix:].unflatten(-1, shape)
     first, second = (gates, gates) if shared else gates.split(3, 1)
     expected = torch.stack([slow(f, s, shape, prefix) for f, s in zip(first, second, strict=True)])
-    same_with_gradients(actual, expected, [x, *made.parameters()])
+    same_with_gradients(actual, expected, [x, *encoding.parameters()])
 
 
 @cases("mode", ["causal", "shared", "separate"])
 def test_lines(mode):
-    made = build(causal=mode == "causal", shared=mode != "separate")
+    encoding = build(causal=mode == "causal", shared=mode != "separate")
     grid, x = Grid((5,), prefix=2), tokens(7)
-    actual = made.bias(grid.positions(), 0, x).dense()
-    gates = log_gates(made, x)[..., 2:]
+    actual = encoding.bias(grid.positions(), 0, x).dense()
+    gates = log_gates(encoding, x)[..., 2:]
     expected = torch.zeros(2, 3, 7, 7, dtype=torch.float64)
     for i in range(5):
         for j in range(5):
@@ -97,61 +100,61 @@ def test_lines(mode):
                 middle = gates[..., lo : hi + 1].sum(-1) - (gates[..., i] + gates[..., j]) / 2
                 value = middle
             elif mode == "separate":
-                back, ahead = gates.split(3, 1)
-                value = (back if i > j else ahead)[..., lo + 1 : hi + 1].sum(-1)
+                backward_gates, forward_gates = gates.split(3, 1)
+                value = (backward_gates if i > j else forward_gates)[..., lo + 1 : hi + 1].sum(-1)
             else:
                 value = gates[..., lo + 1 : hi + 1].sum(-1) * (1 if i >= j else -1)
             expected[..., i + 2, j + 2] = value
-    same_with_gradients(actual, expected, [x, *made.parameters()])
+    same_with_gradients(actual, expected, [x, *encoding.parameters()])
 
 
 def test_a_line_is_an_image_of_one_row():
-    made, x = build(), tokens(6)
-    line = made.bias(Grid((6,)).positions(), 0, x).dense()
-    torch.testing.assert_close(made.bias(Grid((1, 6)).positions(), 0, x).dense(), line)
-    torch.testing.assert_close(made.bias(Grid((6, 1)).positions(), 0, x).dense(), line)
+    encoding, x = build(), tokens(6)
+    line = encoding.bias(Grid((6,)).positions(), 0, x).dense()
+    torch.testing.assert_close(encoding.bias(Grid((1, 6)).positions(), 0, x).dense(), line)
+    torch.testing.assert_close(encoding.bias(Grid((6, 1)).positions(), 0, x).dense(), line)
 
 
 @cases("turns", [1, 2, 3])
 @cases("flip", [False, True])
-def test_turns_and_flips(turns, flip):
-    made, x = build("cable"), tokens(12)
+def test_rotations_and_flips(turns, flip):
+    encoding, x = build("cable"), tokens(12)
     image = torch.arange(12).reshape(3, 4).rot90(turns)
     image = image.flip(1) if flip else image
     order = image.flatten()
-    dense = made.bias(Grid((3, 4)).positions(), 0, x).dense()
-    rotated = made.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
+    dense = encoding.bias(Grid((3, 4)).positions(), 0, x).dense()
+    rotated = encoding.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
     torch.testing.assert_close(rotated, dense[..., order, :][..., order])
-    apart = build("cable", shared=False)
-    dense = apart.bias(Grid((3, 4)).positions(), 0, x).dense()
-    rotated = apart.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
+    separate = build("cable", shared=False)
+    dense = separate.bias(Grid((3, 4)).positions(), 0, x).dense()
+    rotated = separate.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
     assert torch.allclose(rotated, dense[..., order, :][..., order]) == (turns == 2)
 
 
-def test_only_the_ways_between_two_patches_count():
-    made, x = build(), tokens(20)
+def test_only_paths_between_two_patches_count():
+    encoding, x = build(), tokens(20)
     inner = torch.arange(20).reshape(4, 5)[1:3, 1:4].flatten()
-    dense = made.bias(Grid((4, 5)).positions(), 0, x).dense()
-    part = made.bias(Grid((2, 3)).positions(), 0, x[:, inner]).dense()
+    dense = encoding.bias(Grid((4, 5)).positions(), 0, x).dense()
+    part = encoding.bias(Grid((2, 3)).positions(), 0, x[:, inner]).dense()
     torch.testing.assert_close(dense[..., inner, :][..., inner], part)
 
 
 def test_dropped_and_packed_patches():
-    made, x, pos = build(), tokens(13), Grid((3, 4), 1).positions()
+    encoding, x, pos = build(), tokens(13), Grid((3, 4), 1).positions()
     every = torch.stack([torch.arange(13), torch.tensor([0, *range(12, 0, -1)])])
     rows = torch.arange(2)[:, None]
-    dense = made.bias(pos, 0, x).dense()
-    moved = made.bias(pos.gather(every), 0, x[rows, every]).dense()
+    dense = encoding.bias(pos, 0, x).dense()
+    permuted = encoding.bias(pos.gather(every), 0, x[rows, every]).dense()
     for b in range(2):
-        torch.testing.assert_close(moved[b], dense[b][:, every[b]][:, :, every[b]])
+        torch.testing.assert_close(permuted[b], dense[b][:, every[b]][:, :, every[b]])
     # patches that are not there cost nothing
     keep = torch.tensor([[0, 1, 4], [0, 2, 3]])
-    few = made.bias(pos.gather(keep), 0, x[rows, keep]).dense()
-    gates = log_gates(made, x[rows, keep])
-    torch.testing.assert_close(few[..., 1, 2], (gates[..., 1] + gates[..., 2]) / 2)
+    subset = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
+    gates = log_gates(encoding, x[rows, keep])
+    torch.testing.assert_close(subset[..., 1, 2], (gates[..., 1] + gates[..., 2]) / 2)
 
 
-def test_forms_that_kernels_know_and_backends():
+def test_kernel_forms_and_backends():
     x = tokens(13)
     q, k, v = torch.randn(3, 2, 3, 13, 4, dtype=torch.float64)
     image = build().bias(Grid((3, 4), 1).positions(), 0, x)
@@ -167,13 +170,13 @@ def test_forms_that_kernels_know_and_backends():
 def test_start_and_half_precision():
     x = torch.randn(1, 12, 12)
     for name in ("fox", "cable"):
-        made = create_encoding(name, dim=12, num_heads=3)
+        encoding = create_encoding(name, dim=12, num_heads=3)
         with torch.no_grad():
-            made.gate.weight.zero_()
-        assert made.bias(Grid((3, 4)).positions(), 0, x).dense().abs().max() < 0.04
-    made = build().half()
-    actual = made.bias(Grid((3, 4)).positions(), 0, x.half()).dense()
-    expected = made.float().bias(Grid((3, 4)).positions(), 0, x.half().float()).dense()
+            encoding.gate.weight.zero_()
+        assert encoding.bias(Grid((3, 4)).positions(), 0, x).dense().abs().max() < 0.04
+    encoding = build().half()
+    actual = encoding.bias(Grid((3, 4)).positions(), 0, x.half()).dense()
+    expected = encoding.float().bias(Grid((3, 4)).positions(), 0, x.half().float()).dense()
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected)
 
@@ -194,9 +197,9 @@ def test_errors():
         build("cable", causal=True, shared=False)
     with pytest.raises(OptionError, match="scale needs a number above 0, got scale=0"):
         build(scale=0)
-    made, pos = build(causal=True), Grid((2, 3)).positions()
+    encoding, pos = build(causal=True), Grid((2, 3)).positions()
     with pytest.raises(ShapeError, match="fox needs 1 axis with causal=True, got 2 axes"):
-        made.bias(pos, 0, tokens(6))
+        encoding.bias(pos, 0, tokens(6))
     with pytest.raises(ShapeError, match="fox reads the tokens and needs x"):
         build().bias(pos, 0)
     with pytest.raises(ShapeError, match="fox needs the tokens of a 1 or 2-axis grid, got 3 axes"):

@@ -15,7 +15,7 @@ from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
 sides = st.integers(1, 7)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def slow(grid, sigma=5.0, amplitude=1.0, wrap=False, spacing=None):
@@ -39,34 +39,34 @@ def slow(grid, sigma=5.0, amplitude=1.0, wrap=False, spacing=None):
 @cases("options", [{}, {"sigma": 0.6, "amplitude": -2.5}, {"spacing": (2.0, 0.25)}])
 @cases("grid", [Grid((4, 4), 1), Grid((3, 5), 3, spacing=(0.5, 2.0)), Grid((1, 1), 2), Grid((1, 6))])
 def test_values(grid, options, wrap):
-    made = create_encoding({"name": "gaussian2d", "wrap": wrap, **options})
-    bias = made.bias(grid.positions(), 0)
+    encoding = create_encoding({"name": "gaussian2d", "wrap": wrap, **options})
+    bias = encoding.bias(grid.positions(), 0)
     expected = slow(grid, wrap=wrap, **options)
     torch.testing.assert_close(bias.dense()[0, 0].double(), expected, rtol=1e-5, atol=1e-6)
     table = bias.table(grid).double()
     wanted_table = oracle.table_matrix(table, grid)[0]
     torch.testing.assert_close(wanted_table, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bias.mask(torch.float32), bias.dense())
-    assert not list(made.parameters())
+    assert not list(encoding.parameters())
 
 
 def test_attention_and_key():
     grid = Grid((3, 4), 1)
-    pos, made = grid.positions(), create_encoding("gaussian2d(sigma=1.5)")
+    pos, encoding = grid.positions(), create_encoding("gaussian2d(sigma=1.5)")
     q, k, v = torch.randn(3, 2, 3, 13, 8, dtype=torch.float64)
     for name in ("reference", "sdpa"):
-        result = attention(q, k, v, bias=made.bias(pos, 0), backend=name)
+        result = attention(q, k, v, bias=encoding.bias(pos, 0), backend=name)
         torch.testing.assert_close(
             result, oracle.attend(q, k, v, bias=slow(grid, 1.5)[None, None]), rtol=1e-6, atol=1e-6
         )
     other = create_encoding("gaussian2d(sigma=1.5,spacing=[2,2])").bias(pos, 0)
-    assert other.mask(torch.float32)[0, 0, 1, 2] != made.bias(pos, 0).mask(torch.float32)[0, 0, 1, 2]
+    assert other.mask(torch.float32)[0, 0, 1, 2] != encoding.bias(pos, 0).mask(torch.float32)[0, 0, 1, 2]
 
 
 def test_free_coordinates_with_gradient():
     coords = (torch.rand(2, 5, 2, dtype=torch.float64) * 4).requires_grad_()
-    made = create_encoding("gaussian2d(sigma=2)")
-    bias = made.bias(Positions(coords), 0)
+    encoding = create_encoding("gaussian2d(sigma=2)")
+    bias = encoding.bias(Positions(coords), 0)
     assert bias.key is None
     target = torch.exp(-(coords[:, :, None] - coords[:, None]).square().sum(-1) / 8)
     torch.testing.assert_close(bias.dense()[:, 0], target)
@@ -82,7 +82,7 @@ def test_a_wide_gaussian_is_a_constant():
     torch.testing.assert_close(attention(q, k, v, bias=wide), attention(q, k, v))
 
 
-@few
+@property_settings
 @given(n=sides, prefix=st.integers(0, 3), wrap=st.booleans(), turns=st.integers(0, 3), flip=st.booleans())
 def test_symmetries_of_the_square(n, prefix, wrap, turns, flip):
     dense = (
@@ -94,7 +94,7 @@ def test_symmetries_of_the_square(n, prefix, wrap, turns, flip):
     assert torch.equal(dense, dense.transpose(-1, -2))
 
 
-@few
+@property_settings
 @given(h=sides, w=sides, wrap=st.booleans(), data=st.data())
 def test_invariant_to_translation(h, w, wrap, data):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
@@ -108,11 +108,11 @@ def test_invariant_to_translation(h, w, wrap, data):
 
 
 def test_dropped_tokens():
-    pos, made = Grid((4, 3), 1).positions(), create_encoding("gaussian2d(wrap=true)")
+    pos, encoding = Grid((4, 3), 1).positions(), create_encoding("gaussian2d(wrap=true)")
     keep = torch.tensor([[0, 1, 12], [0, 5, 7]])
-    dense, retained = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0).dense()
+    dense, subset = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0).dense()
     for b in range(2):
-        assert torch.equal(retained[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(subset[b], dense[:, keep[b]][:, :, keep[b]])
 
 
 def test_layers_and_a_vit():

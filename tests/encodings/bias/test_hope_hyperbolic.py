@@ -11,12 +11,12 @@ from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
 
-def slow(made, q, k, coords, spatial, scale):
+def slow(encoding, q, k, coords, spatial, scale):
     """Return the logits (b, h, n, n), pair of channels by pair of channels."""
     b, heads, n, _ = q.shape
     out = torch.zeros(b, heads, n, n, dtype=torch.float64)
-    decay = made.decay().tolist()
-    spacing = made.spacing or (1.0,) * made.axes
+    decay = encoding.decay().tolist()
+    spacing = encoding.spacing or (1.0,) * encoding.axes
     for s in range(b):
         for i in range(n):
             for j in range(n):
@@ -24,13 +24,13 @@ def slow(made, q, k, coords, spatial, scale):
                     out[s, :, i, j] = scale * (q[s, :, i] * k[s, :, j]).sum(-1)
                     continue
                 used = 0
-                for axis in range(made.axes):
+                for axis in range(encoding.axes):
                     gap = (
                         float(coords[s % len(coords), i, axis] - coords[s % len(coords), j, axis])
                         * spacing[axis]
                     )
-                    for c in range(made.pairs):
-                        w = made.temperature ** (-c / made.pairs)
+                    for c in range(encoding.pairs):
+                        w = encoding.temperature ** (-c / encoding.pairs)
                         q1, q2, k1, k2 = (
                             q[s, :, i, used],
                             q[s, :, i, used + 1],
@@ -50,10 +50,10 @@ def content(tokens, width):
 
 
 def build(**options):
-    made = create_encoding("hope_hyperbolic", **{"dim": 12, "num_heads": 2, **options}).double()
+    encoding = create_encoding("hope_hyperbolic", **{"dim": 12, "num_heads": 2, **options}).double()
     with torch.no_grad():
-        made.raw.normal_()
-    return made
+        encoding.raw.normal_()
+    return encoding
 
 
 @cases(
@@ -66,11 +66,11 @@ def build(**options):
     ],
 )
 def test_logits_and_backends(grid, options):
-    made = build(**options)
-    width = made.dim // 2
+    encoding = build(**options)
+    width = encoding.dim // 2
     pos, (q, k, v) = grid.positions(), content(grid.tokens, width)
-    bias = made.bias(pos, 0)
-    expected = slow(made, q, k, pos.coords, pos.spatial, 0.3)
+    bias = encoding.bias(pos, 0)
+    expected = slow(encoding, q, k, pos.coords, pos.spatial, 0.3)
     torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), expected[:, 1:], rtol=1e-5, atol=1e-5
@@ -86,8 +86,8 @@ def test_a_line_is_a_line_in_the_plane():
         plane.raw.copy_(line.raw.expand(2))
     q, k, _ = content(4, 6)
     positions = torch.randn(2, 4, 1, dtype=torch.float64)
-    still = torch.zeros_like(q)
-    wide = [torch.cat([x, still], -1) for x in (q, k)]  # nothing in the channels of the second axis
+    zeros = torch.zeros_like(q)
+    wide = [torch.cat([x, zeros], -1) for x in (q, k)]  # nothing in the channels of the second axis
     result = plane.bias(Positions(torch.cat([positions, positions * 3], -1)), 0).dense(
         q=wide[0], k=wide[1], scale=1.0
     )
@@ -95,11 +95,11 @@ def test_a_line_is_a_line_in_the_plane():
 
 
 def test_shifts_change_nothing_and_far_pairs_vanish():
-    made, (q, k, _) = build(), content(5, 6)
+    encoding, (q, k, _) = build(), content(5, 6)
     positions = torch.randn(2, 5, 2, dtype=torch.float64)
-    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, positions + 5))
+    first, second = (encoding.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, positions + 5))
     torch.testing.assert_close(first, second)
-    far = made.float().bias(Grid((1, 900)).positions(), 0)
+    far = encoding.float().bias(Grid((1, 900)).positions(), 0)
     ones = torch.ones(1, 2, 900, 6)
     scores = far.dense(q=ones, k=ones, heads=slice(0, 1))[0, 0, 0]
     assert scores.isfinite().all()  # cosh(900) is beyond float32
@@ -107,21 +107,21 @@ def test_shifts_change_nothing_and_far_pairs_vanish():
 
 
 def test_gradients():
-    made, (q, k, _) = build(), content(4, 6)
+    encoding, (q, k, _) = build(), content(4, 6)
     positions = torch.randn(2, 4, 2, dtype=torch.float64)
 
     def dense(raw, coords, q, k):
         class Dense(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.made = made
+                self.encoding = encoding
 
             def forward(self):
-                return made.bias(Positions(coords), 0).dense(q=q, k=k)
+                return encoding.bias(Positions(coords), 0).dense(q=q, k=k)
 
-        return torch.func.functional_call(Dense(), {"made.raw": raw}, ())
+        return torch.func.functional_call(Dense(), {"encoding.raw": raw}, ())
 
-    leaves = (made.raw.detach().clone(), positions, q, k)
+    leaves = (encoding.raw.detach().clone(), positions, q, k)
     assert torch.autograd.gradcheck(dense, tuple(x.requires_grad_() for x in leaves), fast_mode=True)
 
 

@@ -1,4 +1,4 @@
-"""irpe against a slow oracle made from the definitions, and what its docstring claims."""
+"""irpe against a slow oracle of the definitions, and the claims of its docstring."""
 
 import math
 
@@ -21,7 +21,7 @@ DIM, HEADS, WIDTH = 12, 3, 4
 METHODS = ["euclidean", "quantization", "product", "cross"]
 GRIDS = [Grid((3, 5), 1), Grid((4, 2), 3), Grid((1, 1), 1), Grid((1, 6)), Grid((7, 1), 2)]
 sides = st.integers(1, 6)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def g(x, ratio):
@@ -57,47 +57,49 @@ def buckets(grid, method, ratio, prefix_buckets):
 
 def build(seed=0, **options):
     """Return an encoding with random tables, in float64."""
-    made = create_encoding("irpe", dim=DIM, num_heads=HEADS, **options).double()
+    encoding = create_encoding("irpe", dim=DIM, num_heads=HEADS, **options).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in encoding.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
+    return encoding
 
 
-def tables(made, letter):
+def tables(encoding, letter):
     """Return the tables of one letter as (heads, buckets, width or 1), with zeros for absent prefix buckets."""
     result = []
-    for parameter in made.get_submodule(f"rpe_{letter}").parameters():
-        table = parameter[..., None] if made.mode == "bias" else parameter
-        table = table if letter == "v" or made.mode == "bias" else table.transpose(1, 2)
+    for parameter in encoding.get_submodule(f"rpe_{letter}").parameters():
+        table = parameter[..., None] if encoding.mode == "bias" else parameter
+        table = table if letter == "v" or encoding.mode == "bias" else table.transpose(1, 2)
         table = torch.cat([table, torch.zeros_like(table[:, :1])], 1)
         result.append(table.expand(HEADS, -1, -1))
     return result
 
 
-def slow(made, grid, q, k, v):
-    """Return attention with all terms written out, tensors of n x n x d included."""
-    ids = buckets(grid, made.method, made.ratio, made.prefix_buckets)
+def slow(encoding, grid, q, k, v):
+    """Return attention with explicit terms of shape n x n x d."""
+    ids = buckets(grid, encoding.method, encoding.ratio, encoding.prefix_buckets)
     scale = q.shape[-1] ** -0.5
     logits = scale * q @ k.transpose(-1, -2)
-    for letter in set("qk") & set(made.on):
-        for table, index in zip(tables(made, letter), ids, strict=True):
-            if made.mode == "bias":
+    for letter in set("qk") & set(encoding.on):
+        for table, index in zip(tables(encoding, letter), ids, strict=True):
+            if encoding.mode == "bias":
                 term = table[:, index, 0][None]
             else:
                 term = torch.einsum("bhid,hijd->bhij", scale * (q if letter == "k" else k), table[:, index])
             logits = logits + (term if letter == "k" else term.transpose(-1, -2))
     attn = logits.softmax(-1)
     out = attn @ v
-    if "v" in made.on:
-        for table, index in zip(tables(made, "v"), ids, strict=True):
+    if "v" in encoding.on:
+        for table, index in zip(tables(encoding, "v"), ids, strict=True):
             out = out + torch.einsum("bhij,hijd->bhid", attn, table[:, index])
     return out
 
 
-def fast(made, pos, q, k, v, backend="auto"):
-    return attention(q, k, v, bias=made.bias(pos, 0), value_term=made.value_term(pos, 0), backend=backend)
+def fast(encoding, pos, q, k, v, backend="auto"):
+    return attention(
+        q, k, v, bias=encoding.bias(pos, 0), value_term=encoding.value_term(pos, 0), backend=backend
+    )
 
 
 def content(grid, b=2, seed=1):
@@ -105,7 +107,7 @@ def content(grid, b=2, seed=1):
     return [torch.randn(b, HEADS, grid.tokens, WIDTH, generator=generator).double() for _ in range(3)]
 
 
-@few
+@property_settings
 @given(x=st.integers(-400, 400), ratio=st.sampled_from([0.3, 0.5, 1.9, 2.0, 3.25, 20.0, 33.0]))
 def test_piecewise_index(x, ratio):
     rule = (ratio, 2 * ratio, 8 * ratio)
@@ -161,15 +163,15 @@ def test_counts_of_the_published_models():
     ],
 )
 def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
-    made = build(method=method, mode=mode, on=on, prefix_buckets=prefix_buckets, shared=shared, ratio=1.9)
+    encoding = build(method=method, mode=mode, on=on, prefix_buckets=prefix_buckets, shared=shared, ratio=1.9)
     for grid in GRIDS[:2]:  # the second grid after the first
         leaves = [t.requires_grad_() for t in content(grid)]
-        every = [*leaves, *made.parameters()]
-        expected = slow(made, grid, *leaves)
+        every = [*leaves, *encoding.parameters()]
+        expected = slow(encoding, grid, *leaves)
         cotangent = torch.randn_like(expected)
         wanted_grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference",) if "v" in on else ("reference", "sdpa"):
-            actual = fast(made, grid.positions(), *leaves, backend=backend)
+            actual = fast(encoding, grid.positions(), *leaves, backend=backend)
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
             for f, w in zip(torch.autograd.grad(actual, every, cotangent), wanted_grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
@@ -178,33 +180,33 @@ def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
 @pairwise
 @cases("method", METHODS)
 @cases("prefix_buckets", [0, 1, 3])
-def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, prefix_buckets):
-    made = build(method=method, on="qkv", prefix_buckets=prefix_buckets)
+def test_dropped_tokens_equal_rows_of_the_full_computation(method, prefix_buckets):
+    encoding = build(method=method, on="qkv", prefix_buckets=prefix_buckets)
     grid = Grid((3, 4), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    retained = pos.gather(keep)
+    subset_pos = pos.gather(keep)
     q, k, _ = content(grid)
-    few_q, few_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
+    subset_q, subset_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
     for heads in (slice(None), slice(1, 3)):
-        whole = made.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
-        few = made.bias(retained, 0).dense(q=few_q, k=few_k, scale=0.5, heads=heads)
-        attn = torch.randn_like(few)
-        spread = torch.zeros_like(whole)
+        full = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
+        subset = encoding.bias(subset_pos, 0).dense(q=subset_q, k=subset_k, scale=0.5, heads=heads)
+        attn = torch.randn_like(subset)
+        scattered = torch.zeros_like(full)
         for b in range(2):
-            torch.testing.assert_close(few[b], whole[b][:, keep[b]][:, :, keep[b]])
+            torch.testing.assert_close(subset[b], full[b][:, keep[b]][:, :, keep[b]])
             for row, token in enumerate(keep[b]):
-                spread[b, :, token, keep[b]] = attn[b, :, row]
-        values = made.value_term(retained, 0).apply(attn)
-        expected = made.value_term(pos, 0).apply(spread)
+                scattered[b, :, token, keep[b]] = attn[b, :, row]
+        values = encoding.value_term(subset_pos, 0).apply(attn)
+        expected = encoding.value_term(pos, 0).apply(scattered)
         for b in range(2):
             torch.testing.assert_close(values[b], expected[b][:, keep[b]])
 
 
-def test_cross_makes_nothing_of_n_by_n_buckets():
-    made = build(method="cross", on="kv")
+def test_cross_allocates_no_n_by_n_buckets():
+    encoding = build(method="cross", on="kv")
     pos = Grid((9, 11), 1).positions()
-    made.bias(pos, 0), made.value_term(pos, 0)
+    encoding.bias(pos, 0), encoding.value_term(pos, 0)
     largest = max(t.numel() for key, t in vars_of(pos) if "irpe" in str(key))
     assert largest == 100 * 12  # tokens x (columns + 1)
 
@@ -218,16 +220,16 @@ def vars_of(pos):
 
 
 def test_tables_start_at_zero_and_shapes():
-    made = create_encoding("irpe.ctx_product_50_shared_qkv", dim=DIM, num_heads=HEADS)
-    shapes = {name: tuple(p.shape) for name, p in made.named_parameters()}
+    encoding = create_encoding("irpe.ctx_product_50_shared_qkv", dim=DIM, num_heads=HEADS)
+    shapes = {name: tuple(p.shape) for name, p in encoding.named_parameters()}
     assert shapes == {
         "rpe_q.lookup_table_weight": (1, 4, 50),
         "rpe_k.lookup_table_weight": (1, 4, 50),
         "rpe_v.lookup_table_weight": (1, 50, 4),
     }
-    assert all((p == 0).all() for p in made.parameters())
-    assert made.per_layer
-    assert made.bias(Grid((2, 2)).positions(), 0) is not None
+    assert all((p == 0).all() for p in encoding.parameters())
+    assert encoding.per_layer
+    assert encoding.bias(Grid((2, 2)).positions(), 0) is not None
     assert create_encoding("irpe(on=v)", dim=DIM, num_heads=HEADS).bias(Grid((2, 2)).positions(), 0) is None
     cross = create_encoding("irpe(method=cross,mode=bias,shared=false)", dim=DIM, num_heads=HEADS)
     assert {n: tuple(p.shape) for n, p in cross.named_parameters()} == {
@@ -247,41 +249,44 @@ def test_released_checkpoints_load(preset):
     before, stock = model(x), model.state_dict()
     vispe.convert(model, f"irpe.{preset}", keep_abs=True)
     torch.testing.assert_close(model(x), before)  # zero tables change nothing
-    own = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
-    released = {k.replace("pos_enc.", ""): v for k, v in own.items()}
+    entries = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
+    released = {k.replace("pos_enc.", ""): v for k, v in entries.items()}
     model.load_state_dict({**stock, **released})
     state = model.state_dict()
-    assert all(torch.equal(state[k], v) for k, v in own.items())
+    assert all(torch.equal(state[k], v) for k, v in entries.items())
     assert not torch.equal(model(x), before)
     assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
 
 
 @pytest.mark.parametrize("mode", ["contextual", "bias"])
-@few
+@property_settings
 @given(h=sides, w=sides, data=st.data(), method=st.sampled_from(METHODS))
 def test_invariant_to_translation(mode, h, w, data, method):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
-    made, grid = build(method=method, mode=mode, on="qk", ratio=1.9), Grid((h, w))
+    encoding, grid = build(method=method, mode=mode, on="qk", ratio=1.9), Grid((h, w))
     q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
     dense = (
-        made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0).unflatten(-1, (h, w)).unflatten(-3, (h, w))
+        encoding.bias(grid.positions(), 0)
+        .dense(q=q, k=k, scale=1.0)
+        .unflatten(-1, (h, w))
+        .unflatten(-3, (h, w))
     )
     torch.testing.assert_close(
         dense[..., down:, right:, down:, right:], dense[..., : h - down, : w - right, : h - down, : w - right]
     )
 
 
-@few
+@property_settings
 @given(
     n=sides,
     method=st.sampled_from(["euclidean", "quantization"]),
     turns=st.integers(0, 3),
     flip=st.booleans(),
 )
-def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
-    made, grid = build(method=method, on="k", ratio=1.9), Grid((n, n))
+def test_distances_are_invariant_to_rotations_of_a_square(n, method, turns, flip):
+    encoding, grid = build(method=method, on="k", ratio=1.9), Grid((n, n))
     q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
-    dense = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)
+    dense = encoding.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)
     cells = torch.arange(n * n).reshape(n, n).rot90(turns)
     order = (cells.flip(0) if flip else cells).flatten()
     torch.testing.assert_close(dense[..., order, :][..., order], dense)
@@ -314,13 +319,13 @@ def test_other_errors():
     with pytest.raises(OptionError, match=r"method must be one of .* got 'euc'"):
         num_buckets("euc", 2.0)
     for options in ("on=v", "on=k", "on=k,mode=bias", "on=k,method=cross"):
-        made = create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
+        encoding = create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
         for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
             with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
-                made.bias(pos, 0)
-            if made.on == "v":
+                encoding.bias(pos, 0)
+            if encoding.on == "v":
                 with pytest.raises(ShapeError, match="irpe needs the tokens of a 2-axis grid"):
-                    made.value_term(pos, 0)
+                    encoding.value_term(pos, 0)
     for method in ("product", "cross"):
         bias = build(method=method).bias(Grid((2, 2)).positions(), 0)
         with pytest.raises(ShapeError, match=r"query.*q, k and scale"):

@@ -1,4 +1,4 @@
-"""kerple against its definition, what keeps its rates positive, and weighted logits."""
+"""kerple against its definition, the constraints on its rates, and weighted logits."""
 
 import math
 
@@ -31,37 +31,37 @@ def defined(encoding):
 @cases("positive", ["softplus", "clamp"])
 @cases("kernel", ["log", "power"])
 def test_values(kernel, positive):
-    made = offsets.made(f"kerple.{kernel}(positive={positive})")
+    encoding = offsets.create(f"kerple.{kernel}(positive={positive})")
     with torch.no_grad():
-        made.p.add_(torch.tensor([-2.5, 0.0, 2.5]))
-    offsets.check_values(made, offsets.of_length(defined(made)))
+        encoding.p.add_(torch.tensor([-2.5, 0.0, 2.5]))
+    offsets.check_values(encoding, offsets.of_length(defined(encoding)))
 
 
 @cases("kernel", ["log", "power"])
 def test_gradients_routes_and_symmetry(kernel):
-    made = offsets.made(f"kerple.{kernel}")
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_turned(made)
-    offsets.check_gradients(made, Grid((2, 3), 1))
+    encoding = offsets.create(f"kerple.{kernel}")
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_turned(encoding)
+    offsets.check_gradients(encoding, Grid((2, 3), 1))
 
 
 def test_gradients_of_coordinates_are_finite():
     coords = (torch.rand(1, 4, 2, dtype=torch.float64) * 3).requires_grad_()
     for kernel in ("log", "power"):
-        bias = offsets.made(f"kerple.{kernel}").bias(Positions(coords), 0).dense()
+        bias = offsets.create(f"kerple.{kernel}").bias(Positions(coords), 0).dense()
         assert torch.autograd.grad(bias, coords, torch.randn_like(bias))[0].isfinite().all()
 
 
-def test_both_ways_of_staying_positive_start_equally():
+def test_both_constraints_start_equally():
     for kernel in ("log", "power"):
-        drawn = []
+        slopes = []
         for positive in ("softplus", "clamp"):
             torch.manual_seed(3)
-            p, a = rates(offsets.made(f"kerple.{kernel}(positive={positive})"))
-            drawn.append(torch.tensor([p, a]))
-        torch.testing.assert_close(*drawn, rtol=1e-5, atol=1e-6)
-        assert (drawn[0] > 0).all()
-        assert (drawn[0] < torch.tensor([[2.0], [1.0]])).all()
+            p, a = rates(offsets.create(f"kerple.{kernel}(positive={positive})"))
+            slopes.append(torch.tensor([p, a]))
+        torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
+        assert (slopes[0] > 0).all()
+        assert (slopes[0] < torch.tensor([[2.0], [1.0]])).all()
 
 
 @cases("positive", ["softplus", "clamp"])
@@ -72,22 +72,22 @@ def test_rates_start_uniformly_up_to_their_bounds(positive):
         assert 0.98 * bound < rate.max() < bound
 
 
-def test_clamped_rates_learn_from_outside():
-    made = offsets.made("kerple(positive=clamp,eps=0.5)")
+def test_clamped_rates_outside_the_bounds_learn():
+    encoding = offsets.create("kerple(positive=clamp,eps=0.5)")
     with torch.no_grad():
-        made.a.fill_(-3.0)
-    dense = made.bias(Grid((2, 3)).positions(), 0).dense()
-    torch.testing.assert_close(dense[0, :, 0, 2], -made.p.clamp(min=0.5) * math.log(2.0))
+        encoding.a.fill_(-3.0)
+    dense = encoding.bias(Grid((2, 3)).positions(), 0).dense()
+    torch.testing.assert_close(dense[0, :, 0, 2], -encoding.p.clamp(min=0.5) * math.log(2.0))
     dense.sum().backward()
-    assert (made.a.grad != 0).all()
-    assert made.a.eq(-3).all()
+    assert (encoding.a.grad != 0).all()
+    assert encoding.a.eq(-3).all()
 
 
 def test_weighted_logits():
     grid = Grid((2, 3), 1)
-    made, q, k = offsets.made("kerple.power(weighted=true)"), *torch.randn(2, 2, 3, 7, 8)
-    bias = made.bias(grid.positions(), 0)
-    p, a = 2 * made.weight_p.sigmoid(), F.softplus(made.weight_a)
+    encoding, q, k = offsets.create("kerple.power(weighted=true)"), *torch.randn(2, 2, 3, 7, 8)
+    bias = encoding.bias(grid.positions(), 0)
+    p, a = 2 * encoding.weight_p.sigmoid(), F.softplus(encoding.weight_a)
     weight = offsets.slow(
         grid.positions(),
         offsets.of_length(
@@ -95,13 +95,13 @@ def test_weighted_logits():
         ),
     )
     expected = 0.4 * (q @ k.transpose(-1, -2)).double() * weight.exp()
-    expected = expected + offsets.slow(grid.positions(), offsets.of_length(defined(made)))
+    expected = expected + offsets.slow(grid.positions(), offsets.of_length(defined(encoding)))
     torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.4).double(), expected, rtol=1e-5, atol=1e-5)
     actual = attention(q, k, k, bias=bias, scale=0.4)
     torch.testing.assert_close(actual, (expected.softmax(-1) @ k.double()).float())
     part = bias.dense(q=q, k=k, scale=0.4, heads=slice(1, 3)).double()
     torch.testing.assert_close(part, expected[:, 1:], rtol=1e-5, atol=1e-5)
-    offsets.check_gradients(made, grid, lambda b: b.dense(q=q.double(), k=k.double(), scale=0.4))
+    offsets.check_gradients(encoding, grid, lambda b: b.dense(q=q.double(), k=k.double(), scale=0.4))
     with pytest.raises(ShapeError, match="q, k and scale"):
         bias.dense()
 
@@ -126,8 +126,8 @@ def test_option_errors(options, message):
 
 
 def test_spacing_fixes_the_axes():
-    made = offsets.made("kerple(spacing=[2,0.5])")
-    wide = made.bias(Grid((3, 4)).positions(), 0).dense()
-    torch.testing.assert_close(wide, made.bias(Grid((3, 4), spacing=(2.0, 0.5)).positions(), 0).dense())
+    encoding = offsets.create("kerple(spacing=[2,0.5])")
+    wide = encoding.bias(Grid((3, 4)).positions(), 0).dense()
+    torch.testing.assert_close(wide, encoding.bias(Grid((3, 4), spacing=(2.0, 0.5)).positions(), 0).dense())
     with pytest.raises(ShapeError, match="kerple needs 2-axis positions, got 1 axis"):
-        made.bias(Grid((3,)).positions(), 0)
+        encoding.bias(Grid((3,)).positions(), 0)

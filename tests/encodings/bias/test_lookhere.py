@@ -1,4 +1,4 @@
-"""lookhere against fields of view that are said in angles, one pair of patches at a time."""
+"""lookhere against fields of view defined by angles, pair by pair."""
 
 import math
 
@@ -33,14 +33,16 @@ def by_angles(groups, shape, spacing=(1, 1), power=1):
         for i, slope in enumerate(slopes):
             rows = []
             for y, x in positions:
-                recorded = [
+                seen_angles = [
                     (math.degrees(math.atan2(y - b, a - x)), math.dist((y, x), (b, a))) for b, a in positions
                 ]
-                turn = [abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in recorded]
+                angle_to_middle = [
+                    abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in seen_angles
+                ]
                 rows.append(
                     [
                         slope * d**power if d == 0 or t <= width + 1e-6 else math.inf
-                        for t, (_, d) in zip(turn, recorded, strict=True)
+                        for t, (_, d) in zip(angle_to_middle, seen_angles, strict=True)
                     ]
                 )
             heads.append(rows)
@@ -50,8 +52,8 @@ def by_angles(groups, shape, spacing=(1, 1), power=1):
 @cases("name", [n for n in FIELDS if n != "none"])
 @cases("shape", [(3, 4), (5, 1), (1, 1)])
 def test_fields_of_view(name, shape):
-    made = create_encoding("lookhere", num_heads=12, directions=f"{name}-none", depth=1)
-    actual = made.bias(Grid(shape).positions(), 0).dense()[0]
+    encoding = create_encoding("lookhere", num_heads=12, directions=f"{name}-none", depth=1)
+    actual = encoding.bias(Grid(shape).positions(), 0).dense()[0]
     expected = by_angles([(name, SLOPES["directed"][:8]), ("none", SLOPES["none"])], shape)
     torch.testing.assert_close(actual, -1.5 * expected)
 
@@ -72,79 +74,81 @@ def test_fields_of_view(name, shape):
     ],
 )
 def test_groups_of_heads(heads, directions, sizes):
-    made = create_encoding("lookhere", num_heads=heads, directions=directions, layer_slopes=[1, 1])
+    encoding = create_encoding("lookhere", num_heads=heads, directions=directions, layer_slopes=[1, 1])
     groups = []
     for name, size in zip(directions.split("-"), sizes, strict=True):
         each = SLOPES["none" if name == "none" else "directed"]
         if name == "none" and size > 4:
             each = [m for m in each for _ in range(size // 4)]
         groups.append((name, each[:size]))
-    result = made.bias(Grid((3, 3)).positions(), 0).dense()[0]
+    result = encoding.bias(Grid((3, 3)).positions(), 0).dense()[0]
     torch.testing.assert_close(result, -by_angles(groups, (3, 3)))
 
 
 @cases(("distance", "power"), [("sqrt", 0.5), ("square", 2)])
 def test_distances_and_spacing(distance, power):
-    made = create_encoding(
+    encoding = create_encoding(
         "lookhere", num_heads=4, directions="triangles", distance=distance, spacing=[2, 0.5], global_slope=3
     )
     pos = Grid((3, 4), prefix=2).positions()
     expected = -3 * by_angles([("triangles", [1 / 2] * 4)], (3, 4), (2, 0.5), power)
-    actual = made.bias(pos, 0).dense()[0]
+    actual = encoding.bias(pos, 0).dense()[0]
     torch.testing.assert_close(actual[:, 2:, 2:], expected)
     assert not actual[:, :2].any()
     assert not actual[:, :, :2].any()
-    here = create_encoding("lookhere", num_heads=4, directions="triangles", distance=distance, global_slope=3)
+    triangles = create_encoding(
+        "lookhere", num_heads=4, directions="triangles", distance=distance, global_slope=3
+    )
     spaced = Grid((3, 4), spacing=(2.0, 0.5)).positions()
-    torch.testing.assert_close(here.bias(spaced, 0).dense()[0], expected)
+    torch.testing.assert_close(triangles.bias(spaced, 0).dense()[0], expected)
 
 
 def test_layers():
-    made = create_encoding("lookhere", num_heads=4, directions="none", depth=5, layer_slopes=[2, 0])
+    encoding = create_encoding("lookhere", num_heads=4, directions="none", depth=5, layer_slopes=[2, 0])
     pos = Grid((2, 3)).positions()
     unit = -by_angles([("none", SLOPES["none"])], (2, 3))
     for layer, slope in enumerate((2, 1.5, 1, 0.5, 0)):
-        torch.testing.assert_close(made.bias(pos, layer).dense()[0], slope * unit)
+        torch.testing.assert_close(encoding.bias(pos, layer).dense()[0], slope * unit)
     blind = create_encoding("lookhere", num_heads=4, directions="halves", depth=2, layer_slopes=[2, 0])
     dense = blind.bias(pos, 1).dense()
     assert dense.isinf().any()
     assert not dense.isnan().any()
     with pytest.raises(OptionError, match=r"depth of 5 blocks, got block 5"):
-        made.bias(pos, 5)
+        encoding.bias(pos, 5)
 
 
 @cases("prefix", [0, 1])
 def test_backends_agree(prefix):
-    made = create_encoding("lookhere.released", num_heads=12, depth=2)
+    encoding = create_encoding("lookhere.released", num_heads=12, depth=2)
     grid = Grid((3, 5), prefix=prefix)
     q, k, v, cotangent = torch.randn(4, 2, 12, grid.tokens, 4, dtype=torch.float64)
-    assert not made.bias(grid.positions(), 0).finite
+    assert not encoding.bias(grid.positions(), 0).finite
     result = []
     for backend in ("reference", "sdpa"):
         arguments = [t.clone().requires_grad_() for t in (q, k, v)]
-        out = attention(*arguments, bias=made.bias(grid.positions(), 1), backend=backend)
+        out = attention(*arguments, bias=encoding.bias(grid.positions(), 1), backend=backend)
         result.append((out, *torch.autograd.grad(out, arguments, cotangent)))
     torch.testing.assert_close(*result, rtol=1e-12, atol=1e-12)
 
 
-def test_offsets_alone_decide():
-    made = create_encoding("lookhere", num_heads=12, depth=2)
-    large = made.bias(Grid((5, 7)).positions(), 0).dense()[0].reshape(12, 5, 7, 5, 7)
+def test_bias_depends_on_offsets_only():
+    encoding = create_encoding("lookhere", num_heads=12, depth=2)
+    large = encoding.bias(Grid((5, 7)).positions(), 0).dense()[0].reshape(12, 5, 7, 5, 7)
     for y, x in ((0, 0), (2, 1), (3, 4)):
         part = large[:, y : y + 2, x : x + 3, y : y + 2, x : x + 3].reshape(12, 6, 6)
-        torch.testing.assert_close(part, made.bias(Grid((2, 3)).positions(), 0).dense()[0])
+        torch.testing.assert_close(part, encoding.bias(Grid((2, 3)).positions(), 0).dense()[0])
 
 
 def test_dropped_tokens():
-    made = create_encoding("lookhere", num_heads=3)
+    encoding = create_encoding("lookhere", num_heads=3)
     pos = Grid((3, 4), prefix=1).positions()
     keep = torch.tensor([[0, 2, 5, 12], [0, 1, 7, 9]])
-    full, result = (made.bias(p, 0).dense() for p in (pos, pos.gather(keep)))
-    for sample, retained in enumerate(keep):
-        assert torch.equal(result[sample], full[0][:, retained][:, :, retained])
+    full, result = (encoding.bias(p, 0).dense() for p in (pos, pos.gather(keep)))
+    for sample, indices in enumerate(keep):
+        assert torch.equal(result[sample], full[0][:, indices][:, :, indices])
 
 
-def test_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="lookhere", img_size=64)
     for size in (64, 96):
         model.set_input_size((size, 64))
@@ -153,7 +157,7 @@ def test_whole_model():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(OptionError, match=r"joined by hyphens, got directions='halves-sideways'"):
         create_encoding("lookhere", num_heads=12, directions="halves-sideways")
     with pytest.raises(

@@ -21,36 +21,36 @@ TABLE = "relative_position_bias_table"
 theirs_warns = pytest.mark.filterwarnings(  # timm's interpolation, with this torch
     "ignore:Using a non-tuple sequence:UserWarning", "ignore:torch.searchsorted:UserWarning"
 )
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(grid, name="rpb", heads=3, **options):
-    made = create_encoding({"name": name, **options}, num_heads=heads, grid=grid).double()
+    encoding = create_encoding({"name": name, **options}, num_heads=heads, grid=grid).double()
     with torch.no_grad():
-        made.relative_position_bias_table.normal_(generator=torch.Generator().manual_seed(0))
-    return made
+        encoding.relative_position_bias_table.normal_(generator=torch.Generator().manual_seed(0))
+    return encoding
 
 
-def parts(made):
+def parts(encoding):
     """Return the table as (h, 2 n_1 - 1, ...) and the prefix values (h, 3) or None."""
-    table = made.relative_position_bias_table.t()
-    edge = table[:, -3:] if made.prefix_values else None
-    table = table[:, :-3] if made.prefix_values else table
-    return table.reshape(-1, *(2 * n - 1 for n in made.table_grid)), edge
+    table = encoding.relative_position_bias_table.t()
+    edge = table[:, -3:] if encoding.prefix_values else None
+    table = table[:, :-3] if encoding.prefix_values else table
+    return table.reshape(-1, *(2 * n - 1 for n in encoding.table_grid)), edge
 
 
 @cases("name", ["rpb.swin", "rpb.beit"])
 @cases("shape", [(5,), (3, 4), (1, 6), (1, 1), (2, 3, 2)])
 @cases("prefix", [0, 1, 4])
 def test_values_and_gradients(name, shape, prefix):
-    made, grid = build(shape, name), Grid(shape, prefix)
-    actual = made.bias(grid.positions(), 0).dense()[0]
-    expected = oracle.table_matrix(parts(made)[0], grid, *parts(made)[1:])
+    encoding, grid = build(shape, name), Grid(shape, prefix)
+    actual = encoding.bias(grid.positions(), 0).dense()[0]
+    expected = oracle.table_matrix(parts(encoding)[0], grid, *parts(encoding)[1:])
     torch.testing.assert_close(actual, expected)
     cotangent = torch.randn_like(actual)
     for f, w in zip(
-        torch.autograd.grad(actual, list(made.parameters()), cotangent),
-        torch.autograd.grad(expected, list(made.parameters()), cotangent),
+        torch.autograd.grad(actual, list(encoding.parameters()), cotangent),
+        torch.autograd.grad(expected, list(encoding.parameters()), cotangent),
         strict=True,
     ):
         torch.testing.assert_close(f, w)
@@ -61,31 +61,31 @@ def test_values_and_gradients(name, shape, prefix):
 @cases("shape", [(4, 4), (3, 5), (2, 1)])
 def test_equals_timm(shape, prefix):
     stock = RelPosBias(shape, 3, prefix_tokens=prefix)
-    made = create_encoding("rpb", num_heads=3, grid=shape, prefix_values=bool(prefix))
-    made.load_state_dict(stock.state_dict())
-    torch.testing.assert_close(made.bias(Grid(shape, prefix).positions(), 0).dense(), stock.get_bias())
+    encoding = create_encoding("rpb", num_heads=3, grid=shape, prefix_values=bool(prefix))
+    encoding.load_state_dict(stock.state_dict())
+    torch.testing.assert_close(encoding.bias(Grid(shape, prefix).positions(), 0).dense(), stock.get_bias())
     for size in ((7, 6), (3, 3), (2, 5)):
         stock.set_window_size(shape)
-        stock.load_state_dict(made.state_dict())
+        stock.load_state_dict(encoding.state_dict())
         stock.set_window_size(size)
-        result = made.bias(Grid(size, prefix).positions(), 0).dense()
+        result = encoding.bias(Grid(size, prefix).positions(), 0).dense()
         torch.testing.assert_close(result, stock.get_bias(), rtol=1e-4, atol=1e-6)
 
 
 def test_equals_beit_with_several_prefix_tokens():
     stock = BeitAttention(12, num_heads=3, attn_head_dim=4, window_size=(3, 4))
-    made = create_encoding("rpb.beit", num_heads=3, grid=(3, 4))
-    assert (made.relative_position_bias_table == 0).all()
+    encoding = create_encoding("rpb.beit", num_heads=3, grid=(3, 4))
+    assert (encoding.relative_position_bias_table == 0).all()
     torch.nn.init.normal_(stock.relative_position_bias_table)
     state = {f"attn.{k}": v for k, v in stock.state_dict().items() if TABLE in k}
     state["attn.relative_position_index"] = torch.zeros(13, 13)
-    made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
+    encoding.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {f"attn.pos_enc.{TABLE}"}
-    made.load_state_dict({TABLE: state[f"attn.pos_enc.{TABLE}"]})
-    one = made.bias(Grid((3, 4), 1).positions(), 0).dense()
+    encoding.load_state_dict({TABLE: state[f"attn.pos_enc.{TABLE}"]})
+    one = encoding.bias(Grid((3, 4), 1).positions(), 0).dense()
     torch.testing.assert_close(one, stock._get_rel_pos_bias())
     order = torch.tensor([0, 0, 0, *range(1, 13)])
-    assert torch.equal(made.bias(Grid((3, 4), 3).positions(), 0).dense(), one[:, :, order][..., order])
+    assert torch.equal(encoding.bias(Grid((3, 4), 3).positions(), 0).dense(), one[:, :, order][..., order])
 
 
 @cases("old", [1, 2, 3, 7, 14])
@@ -125,16 +125,16 @@ def test_resampling_of_two_and_three_axes():
 
 
 @cases("resample", ["geometric", "bicubic"])
-def test_another_grid_has_gradients_and_leaves_the_table(resample):
-    made = build((3, 4), resample=resample, prefix_values=True)
-    before = made.relative_position_bias_table.detach().clone()
+def test_resampling_has_gradients_and_does_not_change_the_table(resample):
+    encoding = build((3, 4), resample=resample, prefix_values=True)
+    before = encoding.relative_position_bias_table.detach().clone()
     pos = Grid((5, 6), 2).positions()
-    dense = made.bias(pos, 0).dense()
+    dense = encoding.bias(pos, 0).dense()
     assert dense.shape == (1, 3, 32, 32)
-    (grad,) = torch.autograd.grad(dense, made.relative_position_bias_table, torch.randn_like(dense))
+    (grad,) = torch.autograd.grad(dense, encoding.relative_position_bias_table, torch.randn_like(dense))
     assert (grad != 0).all()
-    assert torch.equal(made.relative_position_bias_table, before)
-    small = made.bias(Grid((3, 4), 2).positions(), 0).dense()
+    assert torch.equal(encoding.relative_position_bias_table, before)
+    small = encoding.bias(Grid((3, 4), 2).positions(), 0).dense()
     assert torch.equal(
         small,
         build((3, 4), resample=resample, prefix_values=True).bias(Grid((3, 4), 2).positions(), 0).dense(),
@@ -142,36 +142,36 @@ def test_another_grid_has_gradients_and_leaves_the_table(resample):
 
 
 def test_window_is_the_grid_of_the_table():
-    made = build((6, 6), window=[3, 4])
-    assert made.relative_position_bias_table.shape == (35, 3)
+    encoding = build((6, 6), window=[3, 4])
+    assert encoding.relative_position_bias_table.shape == (35, 3)
     plain = build((3, 4))
     for shape in ((6, 6), (3, 4)):
         pos = Grid(shape).positions()
-        assert torch.equal(made.bias(pos, 0).dense(), plain.bias(pos, 0).dense())
+        assert torch.equal(encoding.bias(pos, 0).dense(), plain.bias(pos, 0).dense())
 
 
-@few
+@property_settings
 @given(h=st.integers(1, 6), w=st.integers(1, 6), beit=st.booleans(), data=st.data())
 def test_invariant_to_translation(h, w, beit, data):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
-    made = build((3, 4), "rpb.beit" if beit else "rpb")
-    dense = made.bias(Grid((h, w)).positions(), 0).dense()[0].reshape(3, h, w, h, w)
+    encoding = build((3, 4), "rpb.beit" if beit else "rpb")
+    dense = encoding.bias(Grid((h, w)).positions(), 0).dense()[0].reshape(3, h, w, h, w)
     assert torch.equal(
         dense[:, down:, right:, down:, right:], dense[:, : h - down, : w - right, : h - down, : w - right]
     )
 
 
 def test_dropped_tokens_and_attention():
-    made, grid = build((3, 4), "rpb.beit"), Grid((5, 3), 2)
+    encoding, grid = build((3, 4), "rpb.beit"), Grid((5, 3), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 16, 3], [0, 1, 7, 11]])
-    dense, retained = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0)
+    dense, subset = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0)
     for b in range(2):
-        assert torch.equal(retained.dense()[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(subset.dense()[b], dense[:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 4, 8, dtype=torch.float64)
-    expected = oracle.attend(q, k, v, bias=retained.dense())
+    expected = oracle.attend(q, k, v, bias=subset.dense())
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=retained, backend=backend), expected)
+        torch.testing.assert_close(attention(q, k, v, bias=subset, backend=backend), expected)
 
 
 @cases(
@@ -191,8 +191,8 @@ def test_released_checkpoints_load(options, theirs):
     tables = {theirs.format(i): torch.randn(28, 3) for i in range(2)}
     index = {k.replace("bias_table", "index"): torch.zeros(10, 10) for k in tables}
     model.load_state_dict({**state, **tables, **index})
-    own = [v for k, v in model.state_dict().items() if k.endswith(TABLE)]
-    assert all(torch.equal(a, b) for a, b in zip(own, tables.values(), strict=True))
+    parameters = [v for k, v in model.state_dict().items() if k.endswith(TABLE)]
+    assert all(torch.equal(a, b) for a, b in zip(parameters, tables.values(), strict=True))
     assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
 
 
@@ -219,7 +219,7 @@ def test_option_errors(options, message):
 
 
 def test_positions_that_do_not_fit():
-    made = create_encoding("rpb", num_heads=2, grid=(3, 3))
+    encoding = create_encoding("rpb", num_heads=2, grid=(3, 3))
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2)), Grid((1, 2, 2)).positions()):
         with pytest.raises(ShapeError, match=r"rpb needs the tokens of a 2-axis grid, got [123] ax[ei]s"):
-            made.bias(pos, 0)
+            encoding.bias(pos, 0)

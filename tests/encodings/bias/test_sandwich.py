@@ -24,8 +24,8 @@ def test_values(options):
 
 
 def test_it_is_the_product_of_sinusoids_on_a_line():
-    place = torch.arange(9.0).double()[:, None]
-    angle = place * 10000.0 ** (-torch.arange(64).double() / 64)
+    positions = torch.arange(9.0).double()[:, None]
+    angle = positions * 10000.0 ** (-torch.arange(64).double() / 64)
     table = torch.cat([angle.sin(), angle.cos()], -1)
     expected = (table @ table.T - 64) / (torch.arange(1, 5) * 2.0)[:, None, None]
     actual = create_encoding("sandwich", num_heads=4).bias(Grid((9,)).positions(), 0).dense()[0]
@@ -33,13 +33,13 @@ def test_it_is_the_product_of_sinusoids_on_a_line():
 
 
 def test_routes_symmetry_and_masks():
-    made = offsets.made("sandwich")
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_turned(made)
+    encoding = offsets.create("sandwich")
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_turned(encoding)
     pos = Grid((3, 4)).positions()
-    assert made.bias(pos, 0).key == made.bias(pos, 3).key
-    assert made.bias(pos, 0).key != offsets.made("sandwich(width=64)").bias(pos, 0).key
-    assert not list(made.parameters())
+    assert encoding.bias(pos, 0).key == encoding.bias(pos, 3).key
+    assert encoding.bias(pos, 0).key != offsets.create("sandwich(width=64)").bias(pos, 0).key
+    assert not list(encoding.parameters())
 
 
 def test_a_vit():

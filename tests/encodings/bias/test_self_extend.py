@@ -15,26 +15,26 @@ def both(grid, **options):
     grouped = create_encoding("self_extend", dim=24, num_heads=2, **options)
     pos = Grid(grid, prefix=2).positions()
     q, k, v = torch.randn(3, 2, 2, pos.tokens, 12, generator=torch.Generator().manual_seed(0))
-    turn = axial.transform(pos, 0)
-    plain = turn.query(q) @ turn.key(k).mT / 12**0.5
-    return grouped.bias(pos, 0), plain, (q, k, v), turn, pos
+    transform = axial.transform(pos, 0)
+    plain = transform.query(q) @ transform.key(k).mT / 12**0.5
+    return grouped.bias(pos, 0), plain, (q, k, v), transform, pos
 
 
 @cases("layout", ["half", "interleaved"])
 @cases("grid", [(3, 5), (7,), (1, 9)])
 def test_groups_of_one_are_rope_axial(grid, layout):
-    bias, plain, (q, k, v), turn, _ = both(grid, group=1, window=2, layout=layout)
+    bias, plain, (q, k, v), transform, _ = both(grid, group=1, window=2, layout=layout)
     torch.testing.assert_close(bias.dense(q=q, k=k), plain, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        attention(q, k, v, bias=bias), attention(q, k, v, transform=turn), rtol=1e-4, atol=1e-5
+        attention(q, k, v, bias=bias), attention(q, k, v, transform=transform), rtol=1e-4, atol=1e-5
     )
 
 
 def test_within_the_window_and_with_prefix_tokens_nothing_changes():
     bias, plain, (q, k, _), _, pos = both((3, 11), group=3, window=4)
-    apart = (pos.coords[0, :, None] - pos.coords[0]).abs().amax(-1)
+    distance = (pos.coords[0, :, None] - pos.coords[0]).abs().amax(-1)
     positioned = pos.spatial[0][:, None] & pos.spatial[0]
-    near = (apart < 4) | ~positioned
+    near = (distance < 4) | ~positioned
     result = bias.dense(q=q, k=k)
     torch.testing.assert_close(result[..., near], plain[..., near], rtol=1e-4, atol=1e-5)
     assert ((result - plain).abs()[..., ~near].amax()) > 0.1
@@ -52,8 +52,8 @@ def test_far_offsets_are_those_of_groups():
             grid=None,
         )
         pair = torch.stack([q[:, :, 2 + i], k[:, :, 2 + j]], 2)
-        turn = line.transform(at, 0)
-        expected = (turn.query(pair)[:, :, 0] * turn.key(pair)[:, :, 1]).sum(-1) / 12**0.5
+        transform = line.transform(at, 0)
+        expected = (transform.query(pair)[:, :, 0] * transform.key(pair)[:, :, 1]).sum(-1) / 12**0.5
         torch.testing.assert_close(actual[:, :, 2 + i, 2 + j], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -64,7 +64,7 @@ def test_wrong_heads_and_no_queries_are_refused():
         both((2, 3))[0].dense()
 
 
-def test_rounding_of_positions_does_not_decide_at_the_start_of_a_group():
+def test_rounding_does_not_change_the_group():
     """Sums of fractions may be a little less than a multiple of the group."""
     q, k = torch.randn(2, 1, 1, 24, 8, generator=torch.Generator().manual_seed(0)).double().unbind()
     rates, at = torch.tensor([[[1.0, 0.5, 0.2, 0.1]]]), torch.arange(24, dtype=torch.float64)[None, :, None]

@@ -1,4 +1,4 @@
-"""shaw against its definition, pair by pair, and what its docstring claims."""
+"""shaw against its definition, pair by pair, and the claims of its docstring."""
 
 import itertools
 
@@ -32,64 +32,66 @@ def build(grid, **options):
     return random_encoding("shaw", grid=grid, **options)
 
 
-def entry(made, shape, p, q, folded):
-    """Return which row of its table a pair of cells reads."""
+def entry(encoding, shape, p, q, folded):
+    """Return the row of the table for a pair of cells."""
     row = 0
     for a, b, n in zip(p, q, shape, strict=True):
-        o, (least, most) = a - b, made.clip or (n - 1, n - 1)
-        o = -o if made.index == "key_query" else o
+        o, (least, most) = a - b, encoding.clip or (n - 1, n - 1)
+        o = -o if encoding.index == "key_query" else o
         o = max(-least, min(most, o))
         row = row * (most + 1) + abs(o) if folded else row * (least + most + 1) + o + least
     return row
 
 
-def read(made, grid, name):
-    """Return for each head and pair what the pair reads (h, n, n, channels), by a loop over pairs."""
-    folded = made.method == "distance_factor" and name.startswith("distance")
-    table = getattr(made, name).weight
-    table = table.unflatten(1, (1 if made.shared else HEADS, -1)).transpose(0, 1).expand(HEADS, -1, -1)
+def read(encoding, grid, name):
+    """Return the entries of the table of each head and pair (h, n, n, channels), by a loop over pairs."""
+    folded = encoding.method == "distance_factor" and name.startswith("distance")
+    table = getattr(encoding, name).weight
+    table = table.unflatten(1, (1 if encoding.shared else HEADS, -1)).transpose(0, 1).expand(HEADS, -1, -1)
     cells = oracle.cells_of(grid.shape, grid.prefix)
     rows = [
         torch.zeros_like(table[:, 0])
         if p is None or q is None
-        else table[:, entry(made, grid.shape, p, q, folded)]
+        else table[:, entry(encoding, grid.shape, p, q, folded)]
         for p, q in itertools.product(cells, cells)
     ]
     return torch.stack(rows, 1).unflatten(1, (len(cells), len(cells)))
 
 
-def slow(made, grid, q, k, v):
+def slow(encoding, grid, q, k, v):
     scale = WIDTH**-0.5
-    logits, r = scale * q @ k.mT, read(made, grid, "distance_embedding")
-    if "factor" in made.method:
+    logits, r = scale * q @ k.mT, read(encoding, grid, "distance_embedding")
+    if "factor" in encoding.method:
         logits = logits * (1 + r[..., 0])
     else:
         logits = logits + scale * torch.einsum("bhid,hijd->bhij", q, r)
-    if made.method == "key_query":
+    if encoding.method == "key_query":
         logits = logits + scale * torch.einsum("bhjd,hijd->bhij", k, r)
     attn = logits.softmax(-1)
     out = attn @ v
-    if made.values:
-        out = out + torch.einsum("bhij,hijd->bhid", attn, read(made, grid, "value_embedding"))
+    if encoding.values:
+        out = out + torch.einsum("bhij,hijd->bhid", attn, read(encoding, grid, "value_embedding"))
     return out
 
 
-def fast(made, grid, q, k, v, backend="auto"):
+def fast(encoding, grid, q, k, v, backend="auto"):
     pos = grid.positions()
-    return attention(q, k, v, bias=made.bias(pos, 0), value_term=made.value_term(pos, 0), backend=backend)
+    return attention(
+        q, k, v, bias=encoding.bias(pos, 0), value_term=encoding.value_term(pos, 0), backend=backend
+    )
 
 
 @cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
-        made = build(grid.shape, **options)
+        encoding = build(grid.shape, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
-        every = [*leaves, *made.parameters()]
-        expected = slow(made, grid, *leaves)
+        every = [*leaves, *encoding.parameters()]
+        expected = slow(encoding, grid, *leaves)
         cotangent = torch.randn_like(expected)
         grads = torch.autograd.grad(expected, every, cotangent)
-        for backend in ("reference",) if made.values else ("reference", "sdpa"):
-            actual = fast(made, grid, *leaves, backend=backend)
+        for backend in ("reference",) if encoding.values else ("reference", "sdpa"):
+            actual = fast(encoding, grid, *leaves, backend=backend)
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
             for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
@@ -98,9 +100,9 @@ def test_attention_and_all_gradients(options):
 @cases("resample", ["geometric", "bicubic"])
 @cases("method", ["key", "distance_factor"])
 def test_another_grid_reads_a_resampled_table(method, resample):
-    made = build((3, 4), method=method, resample=resample)
+    encoding = build((3, 4), method=method, resample=resample)
     other = build((5, 2), method=method)
-    weight = made.distance_embedding.weight
+    weight = encoding.distance_embedding.weight
     if method == "key":
         values = weight.t().reshape(-1, 5, 7)
     else:  # distances to both sides
@@ -111,12 +113,12 @@ def test_another_grid_reads_a_resampled_table(method, resample):
         other.distance_embedding.weight.copy_(values.flatten(1).t())
     q, k, _ = content(11)
     pos = Grid((5, 2), 1).positions()
-    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
     torch.testing.assert_close(dense, other.bias(pos, 0).dense(q=q, k=k, scale=0.5))
     (grad,) = torch.autograd.grad(dense, weight, torch.randn_like(dense))
     assert (grad != 0).any()
     loaded = build((5, 2), method=method, resample=resample)
-    state = made.state_dict()
+    state = encoding.state_dict()
     state._metadata = None
     loaded.resample_checkpoint(state, "", (3, 4))
     torch.testing.assert_close(state["distance_embedding.weight"], other.distance_embedding.weight.detach())
@@ -125,17 +127,17 @@ def test_another_grid_reads_a_resampled_table(method, resample):
 def test_clipped_tables_do_not_depend_on_the_grid():
     assert build((3, 4), clip=(2, 2)).extrapolates
     assert not build((3, 4)).extrapolates
-    made = create_encoding("shaw(clip=[2,1],axes=1)", dim=DIM, num_heads=HEADS)
-    assert made.distance_embedding.weight.shape == (4, WIDTH)
+    encoding = create_encoding("shaw(clip=[2,1],axes=1)", dim=DIM, num_heads=HEADS)
+    assert encoding.distance_embedding.weight.shape == (4, WIDTH)
     # a row for tokens without a position
-    assert made.bias(Grid((30,)).positions(), 0).weights.shape == (
+    assert encoding.bias(Grid((30,)).positions(), 0).weights.shape == (
         1,
         5,
         WIDTH,
     )
 
 
-def test_a_vit_stays_what_it_is_and_learns():
+def test_a_converted_vit_is_unchanged_and_learns():
     torch.manual_seed(0)
     stock = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)
@@ -163,10 +165,10 @@ def test_invariant_to_translation_and_distances_to_reflection():
             torch.testing.assert_close(dense.flip(-2, -4), dense)
 
 
-def test_released_names_are_taken():
-    made = build((3, 3), values=True)
-    state = {f"attn.{name}": value for name, value in made.state_dict().items()}
-    made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
+def test_released_names_are_loaded():
+    encoding = build((3, 3), values=True)
+    state = {f"attn.{name}": value for name, value in encoding.state_dict().items()}
+    encoding.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {f"attn.pos_enc.{name}.weight" for name in ("distance_embedding", "value_embedding")}
 
 
@@ -191,9 +193,9 @@ def test_option_errors(options, message):
 
 
 def test_positions_and_content_that_do_not_fit():
-    made = build((3, 3), values=True)
+    encoding = build((3, 3), values=True)
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-        for part in (made.bias, made.value_term):
+        for part in (encoding.bias, encoding.value_term):
             with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
                 part(pos, 0)
     for method in ("key", "offset_factor"):

@@ -25,20 +25,20 @@ def relative(rel, count, far, causal=False):
     return bucket(abs(rel), count // 2, far) + (count // 2 if rel >= 1 else 0)
 
 
-def shaken(spec):
-    made = offsets.made(spec)
+def random_encoding(spec):
+    encoding = offsets.create(spec)
     with torch.no_grad():
-        made.table.normal_()
-    return made
+        encoding.table.normal_()
+    return encoding
 
 
-def defined(made):
-    table, count, far = made.table.detach().double(), made.num_buckets, made.max_distance
+def defined(encoding):
+    table, count, far = encoding.table.detach().double(), encoding.num_buckets, encoding.max_distance
 
     def function(offset):
-        if made.mode == "radial":
+        if encoding.mode == "radial":
             return table[0, bucket(math.hypot(*offset), count, far)].tolist()
-        return sum(table[a, relative(d, count, far, made.causal)] for a, d in enumerate(offset)).tolist()
+        return sum(table[a, relative(d, count, far, encoding.causal)] for a, d in enumerate(offset)).tolist()
 
     return function
 
@@ -61,29 +61,29 @@ def test_offsets_below_one_patch_have_the_bucket_of_offset_0():
 @cases("axes", [1, 2, 3])
 @cases("mode", ["axial", "radial"])
 def test_values(mode, axes):
-    made = shaken(f"t5.{mode}(axes={axes},num_buckets=9,max_distance=6)")
-    offsets.check_values(made, defined(made), [g for g in offsets.GRIDS if g.axes == axes])
+    encoding = random_encoding(f"t5.{mode}(axes={axes},num_buckets=9,max_distance=6)")
+    offsets.check_values(encoding, defined(encoding), [g for g in offsets.GRIDS if g.axes == axes])
 
 
 def test_causal_values():
-    made = shaken("t5(axes=1,causal=true,num_buckets=6,max_distance=5)")
-    offsets.check_values(made, defined(made), [Grid((7,), 2), Grid((3,))])
+    encoding = random_encoding("t5(axes=1,causal=true,num_buckets=6,max_distance=5)")
+    offsets.check_values(encoding, defined(encoding), [Grid((7,), 2), Grid((3,))])
 
 
 @cases("mode", ["axial", "radial"])
 def test_gradients_and_routes(mode):
-    made = shaken(f"t5.{mode}(num_buckets=8,max_distance=5)")
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_gradients(made, Grid((2, 3), 1))
+    encoding = random_encoding(f"t5.{mode}(num_buckets=8,max_distance=5)")
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_gradients(encoding, Grid((2, 3), 1))
 
 
-def test_the_distance_turns_with_the_image():
-    offsets.check_turned(shaken("t5.radial"))
+def test_distances_are_invariant_to_rotation():
+    offsets.check_turned(random_encoding("t5.radial"))
 
 
-def test_it_starts_without_effect():
-    assert not offsets.made("t5").bias(Grid((3, 4), 1).positions(), 0).dense().any()
-    assert offsets.made("t5(std=0.5)").table.std() > 0.1
+def test_initial_bias_is_zero():
+    assert not offsets.create("t5").bias(Grid((3, 4), 1).positions(), 0).dense().any()
+    assert offsets.create("t5(std=0.5)").table.std() > 0.1
 
 
 def test_a_vit():
@@ -109,4 +109,4 @@ def test_option_errors(options, message):
 
 def test_other_axes_are_refused():
     with pytest.raises(ShapeError, match=r"t5 needs 2-axis positions, got 3 axes .*\. Use t5\(axes=3\)"):
-        offsets.made("t5").bias(Grid((2, 2, 2)).positions(), 0)
+        offsets.create("t5").bias(Grid((2, 2, 2)).positions(), 0)

@@ -1,4 +1,4 @@
-"""tapa against its definition, pair by pair, and what it is invariant to."""
+"""tapa against its definition, pair by pair, and its invariances."""
 
 import math
 
@@ -14,20 +14,20 @@ from vispe.errors import BackendUnavailable, OptionError, ShapeError
 def slow(q, k, coords, spatial, theta=0.5, alpha=0.1, spacing=1.0):
     """Return the logits (b, h, n, n), pair by pair."""
     b, heads, n, width = q.shape
-    out, cut = torch.zeros(b, heads, n, n, dtype=torch.float64), round(theta * width)
+    out, split = torch.zeros(b, heads, n, n, dtype=torch.float64), round(theta * width)
     for s in range(b):
-        place = (coords[s % len(coords)] * torch.tensor(spacing)).tolist()
+        coord_list = (coords[s % len(coords)] * torch.tensor(spacing)).tolist()
         for h in range(heads):
             for i in range(n):
                 for j in range(n):
                     x, y = q[s, h, i], k[s, h, j]
-                    amplitude = (x[:cut] * y[:cut]).sum() / math.sqrt(theta * width)
-                    phase = (x[cut:] * y[cut:]).sum() / math.sqrt((1 - theta) * width)
-                    d = math.dist(place[i], place[j])
+                    amplitude = (x[:split] * y[:split]).sum() / math.sqrt(theta * width)
+                    phase = (x[split:] * y[split:]).sum() / math.sqrt((1 - theta) * width)
+                    d = math.dist(coord_list[i], coord_list[j])
                     reach = d**alpha if d else 0.0
                     positioned = spatial[s % len(coords), i] and spatial[s % len(coords), j]
-                    made = amplitude * torch.cos(2 * math.pi * reach * phase)
-                    out[s, h, i, j] = made if positioned else (x * y).sum() / math.sqrt(width)
+                    logit = amplitude * torch.cos(2 * math.pi * reach * phase)
+                    out[s, h, i, j] = logit if positioned else (x * y).sum() / math.sqrt(width)
     return out
 
 
@@ -59,29 +59,29 @@ def test_logits_and_backends(grid, options):
     torch.testing.assert_close(one, expected[:, 1:], **close)
 
 
-def test_moving_the_image_changes_nothing():
-    made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
+def test_invariant_to_rigid_motions():
+    encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
     positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
-    turn = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
-    matrix = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()]).reshape(2, 2)
-    moved = positions @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
-    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, moved))
+    angle = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
+    matrix = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
+    transformed = positions @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
+    first, second = (encoding.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, transformed))
     torch.testing.assert_close(first, second)
 
 
-def test_alpha_of_zero_only_tells_a_token_from_others():
-    made, (q, k, _) = create_encoding("tapa(alpha=0)", dim=12, num_heads=2), content(4)
-    near, far = (made.bias(Grid((4,), spacing=(s,)).positions(), 0).dense(q=q, k=k) for s in (1.0, 9.0))
+def test_alpha_of_zero_distinguishes_a_token_from_others_only():
+    encoding, (q, k, _) = create_encoding("tapa(alpha=0)", dim=12, num_heads=2), content(4)
+    near, far = (encoding.bias(Grid((4,), spacing=(s,)).positions(), 0).dense(q=q, k=k) for s in (1.0, 9.0))
     torch.testing.assert_close(near, far)
 
 
 def test_gradients_reach_content_and_coordinates():
-    made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
+    encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
     positions = torch.randn(2, 4, 2, dtype=torch.float64)
     positions[:, 1] = positions[:, 0]  # two tokens in one position
 
     def dense(q, k, coords):
-        return made.bias(Positions(coords), 0).dense(q=q, k=k)
+        return encoding.bias(Positions(coords), 0).dense(q=q, k=k)
 
     leaves = [x.requires_grad_() for x in (q, k, positions)]
     assert torch.autograd.gradcheck(lambda q, k: dense(q, k, positions.detach()), leaves[:2], fast_mode=True)

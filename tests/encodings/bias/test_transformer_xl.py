@@ -1,4 +1,4 @@
-"""transformer_xl against its definition, pair by pair, and what its docstring claims."""
+"""transformer_xl against its definition, pair by pair, and the claims of its docstring."""
 
 import math
 
@@ -22,39 +22,41 @@ def build(**options):
     return random_encoding("transformer_xl", **options)
 
 
-def code(made, offset):
+def code(encoding, offset):
     """Return R of one offset, channel by channel."""
     width, out = DIM // len(offset), []
     for o in offset:
-        o = o if made.clamp_len is None else max(-made.clamp_len, min(made.clamp_len, o))
-        angles = [o * made.temperature ** (-2 * c / width) for c in range(width // 2)]
+        o = o if encoding.clamp_len is None else max(-encoding.clamp_len, min(encoding.clamp_len, o))
+        angles = [o * encoding.temperature ** (-2 * c / width) for c in range(width // 2)]
         out += [*map(math.sin, angles), *map(math.cos, angles)]
     return torch.tensor(out, dtype=torch.float64)
 
 
-def slow(made, pos, q, k, v):
+def slow(encoding, pos, q, k, v):
     """Return attention, by a loop over pairs of tokens of one sample."""
-    coords = (pos.coords if made.spacing is None else pos.with_spacing(made.spacing).coords)[0].tolist()
+    coords = (pos.coords if encoding.spacing is None else pos.with_spacing(encoding.spacing).coords)[
+        0
+    ].tolist()
     positioned, n = pos.spatial[0].tolist(), pos.tokens
     r = torch.zeros(n, n, DIM, dtype=torch.float64)
     for i in range(n):
         for j in range(n):
             if positioned[i] and positioned[j]:
-                r[i, j] = code(made, [a - b for a, b in zip(coords[i], coords[j], strict=True)])
-    met = torch.einsum("bhid,ijc,chd->bhij", q + made.r_r_bias[:, None], r, made.r)
+                r[i, j] = code(encoding, [a - b for a, b in zip(coords[i], coords[j], strict=True)])
+    met = torch.einsum("bhid,ijc,chd->bhij", q + encoding.r_r_bias[:, None], r, encoding.r)
     known = torch.tensor(positioned)[:, None]
-    logits = (q + made.r_w_bias[:, None] * known) @ k.mT + met
+    logits = (q + encoding.r_w_bias[:, None] * known) @ k.mT + met
     return (logits * WIDTH**-0.5).softmax(-1) @ v
 
 
-def agree(made, pos, backends=("reference", "sdpa")):
+def agree(encoding, pos, backends=("reference", "sdpa")):
     leaves = [t.requires_grad_() for t in content(pos.tokens)]
-    every = [*leaves, *made.parameters()]
-    expected = slow(made, pos, *leaves)
+    every = [*leaves, *encoding.parameters()]
+    expected = slow(encoding, pos, *leaves)
     cotangent = torch.randn_like(expected)
     grads = torch.autograd.grad(expected, every, cotangent)
     for backend in backends:
-        actual = attend(*leaves, made.parts(), pos, 0, backend=backend)
+        actual = attend(*leaves, encoding.parts(), pos, 0, backend=backend)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
         for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
             torch.testing.assert_close(f, w, rtol=1e-5, atol=1e-6)
@@ -62,12 +64,12 @@ def agree(made, pos, backends=("reference", "sdpa")):
 
 @cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
-    made = build(**options)
+    encoding = build(**options)
     for grid in GRIDS:  # one after the other, of all numbers of axes
-        agree(made, grid.positions())
+        agree(encoding, grid.positions())
 
 
-def test_spacing_takes_the_position_of_that_of_the_grid():
+def test_spacing_replaces_that_of_the_grid():
     agree(build(spacing=(3, 0.5)), Grid((2, 3), 1, (0.5, 2.0)).positions())
 
 
@@ -76,34 +78,34 @@ def test_free_coordinates(axes):
     coords = torch.rand(1, 6, axes, dtype=torch.float64) * 5 - 1
     spatial = torch.tensor([[False, True, True, True, True, True]])
     agree(build(temperature=20), Positions(coords * spatial[..., None], spatial))
-    made = build(temperature=20, spacing=(2.0,) * axes)
-    agree(made, Positions(coords * spatial[..., None], spatial), ("reference",))
+    encoding = build(temperature=20, spacing=(2.0,) * axes)
+    agree(encoding, Positions(coords * spatial[..., None], spatial), ("reference",))
     # coordinates learn, too
     coords.requires_grad_()
     q, k, _ = content(6, 1)
-    dense = made.bias(Positions(coords, spatial), 0).dense(q=q, k=k, scale=1.0)
+    dense = encoding.bias(Positions(coords, spatial), 0).dense(q=q, k=k, scale=1.0)
     (grad,) = torch.autograd.grad(dense, coords, torch.randn_like(dense))
     assert (grad[:, 1:] != 0).all()
 
 
 def test_coordinates_of_a_grid_may_be_free():
     pos = Grid((3, 4), 1).positions()
-    made, (q, k, _) = build(), content(13)
+    encoding, (q, k, _) = build(), content(13)
     free = Positions(pos.coords.double(), pos.spatial)
     torch.testing.assert_close(
-        made.bias(free, 0).dense(q=q, k=k, scale=0.5), made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+        encoding.bias(free, 0).dense(q=q, k=k, scale=0.5), encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
     )
-    moved = pos.replace(coords=pos.coords + 3.0)  # not in place
-    dense = made.bias(moved, 0).dense(q=q, k=k, scale=0.5)
-    torch.testing.assert_close(dense, made.bias(pos, 0).dense(q=q, k=k, scale=0.5), rtol=1e-4, atol=1e-5)
+    shifted = pos.replace(coords=pos.coords + 3.0)  # not in place
+    dense = encoding.bias(shifted, 0).dense(q=q, k=k, scale=0.5)
+    torch.testing.assert_close(dense, encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5), rtol=1e-4, atol=1e-5)
 
 
 def test_invariant_to_translation():
     coords = torch.rand(1, 7, 2, dtype=torch.float64) * 9
-    made, (q, k, v) = build(), content(7)
+    encoding, (q, k, v) = build(), content(7)
     for shift in ([3.7, -2.2], [100.0, 55.5]):
         actual, expected = (
-            attend(q, k, v, made.parts(), Positions(c), 0)
+            attend(q, k, v, encoding.parts(), Positions(c), 0)
             for c in (coords + torch.tensor(shift, dtype=torch.float64), coords)
         )
         torch.testing.assert_close(actual, expected)
@@ -113,7 +115,7 @@ def test_dropped_tokens_on_each_sample():
     check_dropped_tokens(build(), Grid((3, 4), 2).positions(), scale=0.5)
 
 
-def test_it_may_stand_before_a_rotation():
+def test_sum_with_a_rotation():
     spec = "transformer_xl(std=0.1)+rope_axial"
     both = create_encoding(spec, dim=DIM, num_heads=HEADS, depth=1, grid=(3, 4))
     pos, (q, k, v) = Grid((3, 4), 1).positions(), (t.float() for t in content(13))
@@ -126,7 +128,7 @@ def test_it_may_stand_before_a_rotation():
     torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0, scale=0.5), expected)
 
 
-def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
+def test_a_converted_vit_is_unchanged_and_learns_from_the_second_step():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)
@@ -140,15 +142,15 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
             mine.values(), torch.autograd.grad(out, [*mine.values()], torch.randn_like(out)), strict=True
         ):
             p.data -= 0.1 * grad
-        moved = {name for name, p in mine.items() if (p != 0).any()}
-        assert moved == {name for name in mine if step or "r_r_bias" not in name}
+        updated = {name for name, p in mine.items() if (p != 0).any()}
+        assert updated == {name for name in mine if step or "r_r_bias" not in name}
 
 
-def test_weights_sum_to_one_and_drawn_start():
-    made = create_encoding("transformer_xl.xlnet", dim=64, num_heads=4)
-    assert made.r.std().item() == pytest.approx(0.02, rel=0.05)
+def test_weights_sum_to_one_and_random_initialisation():
+    encoding = create_encoding("transformer_xl.xlnet", dim=64, num_heads=4)
+    assert encoding.r.std().item() == pytest.approx(0.02, rel=0.05)
     q, k, v = torch.randn(3, 1, 4, 13, 16)
-    result = weights_of(calls_of(q, k, v, made.parts(), Grid((3, 4), 1).positions(), 0))
+    result = weights_of(calls_of(q, k, v, encoding.parts(), Grid((3, 4), 1).positions(), 0))
     torch.testing.assert_close(result.sum(-1), torch.ones(1, 4, 13))
 
 

@@ -23,7 +23,7 @@ def peg(dim=6, dtype=torch.float64, **options):
 
 
 def read(cell, n, padding):
-    """Return the cell that a padded coordinate reads, or None outside."""
+    """Return the cell of a padded coordinate, or None outside."""
     if 0 <= cell < n:
         return cell
     if padding == "zeros":
@@ -59,16 +59,16 @@ def slow(x, shape, prefix, kernel, bias, padding="zeros", present=None):
 @cases("symmetric", [False, True])
 @cases(("shape", "k"), [((3, 5), 3), ((5, 2), 5), ((1, 1), 3), ((1, 6), 5), ((2, 3), 7)])
 def test_values_and_gradients(padding, symmetric, shape, k):
-    made = peg(padding=padding, symmetric=symmetric, kernel_size=k, after=[2])
+    encoding = peg(padding=padding, symmetric=symmetric, kernel_size=k, after=[2])
     pos = Grid(shape, prefix=2).positions()
     x = torch.randn(2, pos.tokens, 6, dtype=torch.float64, requires_grad=True)
-    expected = slow(x, shape, 2, made.kernel(2), made.proj[0].bias, padding)
-    actual = made.mix(x, pos, 2)
+    expected = slow(x, shape, 2, encoding.kernel(2), encoding.proj[0].bias, padding)
+    actual = encoding.mix(x, pos, 2)
     torch.testing.assert_close(actual, expected)
     assert torch.equal(actual[:, :2], x[:, :2])
-    assert made.mix(x, pos, 1) is x
+    assert encoding.mix(x, pos, 1) is x
     cotangent = torch.randn_like(x)
-    inputs = (x, made.proj[0].weight, made.proj[0].bias)
+    inputs = (x, encoding.proj[0].weight, encoding.proj[0].bias)
     for a, b in zip(
         torch.autograd.grad(actual, inputs, cotangent),
         torch.autograd.grad(expected, inputs, cotangent),
@@ -79,44 +79,44 @@ def test_values_and_gradients(padding, symmetric, shape, k):
 
 def test_modules_of_timm_and_their_names():
     x = torch.randn(2, 15, 8)
-    twins = timm.models.twins.PosConv(8, 8)
-    made = create_encoding("peg", dim=8, after=[1, 3])
-    state = {f"stem.pos_block.1.{k}": v for k, v in twins.state_dict().items()}
-    state |= {f"stem.peg.0.proj.{k}": v for k, v in made.proj[0].state_dict().items()}
-    made.rename_checkpoint_keys(state, "stem.", "stem.pos_enc.")
-    assert set(state) == {f"stem.pos_enc.{k}" for k in made.state_dict()}
-    made.load_state_dict({k.removeprefix("stem.pos_enc."): v for k, v in state.items()})
-    torch.testing.assert_close(made.mix(x, Grid((3, 5)).positions(), 3), twins(x, (3, 5)))
+    twins_layer = timm.models.twins.PosConv(8, 8)
+    encoding = create_encoding("peg", dim=8, after=[1, 3])
+    state = {f"stem.pos_block.1.{k}": v for k, v in twins_layer.state_dict().items()}
+    state |= {f"stem.peg.0.proj.{k}": v for k, v in encoding.proj[0].state_dict().items()}
+    encoding.rename_checkpoint_keys(state, "stem.", "stem.pos_enc.")
+    assert set(state) == {f"stem.pos_enc.{k}" for k in encoding.state_dict()}
+    encoding.load_state_dict({k.removeprefix("stem.pos_enc."): v for k, v in state.items()})
+    torch.testing.assert_close(encoding.mix(x, Grid((3, 5)).positions(), 3), twins_layer(x, (3, 5)))
     coat = timm.models.coat.ConvPosEnc(8, 5)
-    made = create_encoding("peg", dim=8, kernel_size=5)
-    made.proj[0].load_state_dict(coat.proj.state_dict())
+    encoding = create_encoding("peg", dim=8, kernel_size=5)
+    encoding.proj[0].load_state_dict(coat.proj.state_dict())
     x = torch.randn(2, 16, 8)
-    torch.testing.assert_close(made.mix(x, Grid((5, 3), prefix=1).positions(), 0), coat(x, (5, 3)))
+    torch.testing.assert_close(encoding.mix(x, Grid((5, 3), prefix=1).positions(), 0), coat(x, (5, 3)))
 
 
-def test_where_it_acts():
+def test_positions_of_its_layers():
     assert create_encoding("peg", dim=4).blocks == [0]
     assert create_encoding("peg.cpvt", dim=4, depth=12).blocks == [0, 1, 2, 3, 4]
     assert create_encoding("peg.cpvt", dim=4, depth=3).blocks == [0, 1, 2]
     assert create_encoding("peg(first=3)", dim=4).blocks == [0, 1, 2]
-    made = create_encoding("peg(after=[2,0])", dim=4, depth=3)
-    assert [made.active(i) for i in range(4)] == [True, False, True, False]
+    encoding = create_encoding("peg(after=[2,0])", dim=4, depth=3)
+    assert [encoding.active(i) for i in range(4)] == [True, False, True, False]
     with torch.no_grad():
-        made.proj[0].bias.fill_(2.0)
-        made.proj[1].bias.fill_(1.0)
-        for conv in made.proj:
+        encoding.proj[0].bias.fill_(2.0)
+        encoding.proj[1].bias.fill_(1.0)
+        for conv in encoding.proj:
             conv.weight.zero_()
     pos, x = Grid((2, 2)).positions(), torch.zeros(1, 4, 4)
-    assert (made.mix(x, pos, 2) == 2).all()
-    assert (made.mix(x, pos, 0) == 1).all()
+    assert (encoding.mix(x, pos, 2) == 2).all()
+    assert (encoding.mix(x, pos, 0) == 1).all()
 
 
 def test_initialisation():
     torch.manual_seed(0)
     for k in (3, 5):
-        made = create_encoding("peg", dim=2000, kernel_size=k)
-        assert made.proj[0].weight.std().item() == pytest.approx(math.sqrt(2) / k, rel=0.02)
-        assert (made.proj[0].bias == 0).all()
+        encoding = create_encoding("peg", dim=2000, kernel_size=k)
+        assert encoding.proj[0].weight.std().item() == pytest.approx(math.sqrt(2) / k, rel=0.02)
+        assert (encoding.proj[0].bias == 0).all()
     retrofit = create_encoding("peg.retrofit", dim=6, first=2)
     pos = Grid((3, 4), prefix=1).positions()
     x = torch.randn(2, 13, 6)
@@ -137,13 +137,13 @@ def image(x, shape):
 @quick
 @given(h=sides, w=sides, k=st.sampled_from([3, 5, 7]), down=st.integers(0, 6), right=st.integers(0, 6))
 def test_circular_padding_commutes_with_cyclic_shifts(h, w, k, down, right):
-    made, pos = peg(padding="circular", kernel_size=k), Grid((h, w)).positions()
+    encoding, pos = peg(padding="circular", kernel_size=k), Grid((h, w)).positions()
     x = torch.randn(1, h * w, 6, dtype=torch.float64)
 
     def shifted(t):
         return image(t, (h, w)).roll((down, right), (1, 2)).flatten(1, 2)
 
-    torch.testing.assert_close(made.mix(shifted(x), pos, 0), shifted(made.mix(x, pos, 0)))
+    torch.testing.assert_close(encoding.mix(shifted(x), pos, 0), shifted(encoding.mix(x, pos, 0)))
 
 
 @quick
@@ -155,74 +155,74 @@ def test_circular_padding_commutes_with_cyclic_shifts(h, w, k, down, right):
     flip=st.booleans(),
     padding=st.sampled_from(["zeros", "circular", "reflect"]),
 )
-def test_a_symmetric_kernel_commutes_with_turns_and_flips(h, w, k, turns, flip, padding):
-    made = peg(symmetric=True, kernel_size=k, padding=padding)
+def test_a_symmetric_kernel_commutes_with_rotations_and_flips(h, w, k, turns, flip, padding):
+    encoding = peg(symmetric=True, kernel_size=k, padding=padding)
     x = torch.randn(1, h * w, 6, dtype=torch.float64)
 
     def rotated(t):
         t = image(t, (h, w)).rot90(turns, (1, 2))
         return (t.flip(1) if flip else t).flatten(1, 2)
 
-    there = Grid((w, h) if turns % 2 else (h, w)).positions()
-    here = Grid((h, w)).positions()
-    torch.testing.assert_close(made.mix(rotated(x), there, 0), rotated(made.mix(x, here, 0)))
+    rotated_pos = Grid((w, h) if turns % 2 else (h, w)).positions()
+    pos = Grid((h, w)).positions()
+    torch.testing.assert_close(encoding.mix(rotated(x), rotated_pos, 0), rotated(encoding.mix(x, pos, 0)))
 
 
-def test_without_symmetry_a_turn_shows():
-    made, pos = peg(), Grid((4, 4)).positions()
+def test_an_asymmetric_kernel_does_not_commute_with_rotations():
+    encoding, pos = peg(), Grid((4, 4)).positions()
     x = torch.randn(1, 16, 6, dtype=torch.float64)
-    rotated = image(made.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
-    again = made.mix(image(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
-    assert (rotated - again).abs().max() > 0.1
+    rotated = image(encoding.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
+    mixed = encoding.mix(image(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
+    assert (rotated - mixed).abs().max() > 0.1
 
 
 @quick
 @given(h=sides, w=sides, row=st.integers(0, 9), column=st.integers(0, 9))
-def test_content_away_from_the_border_may_move(h, w, row, column):
-    made, shape = peg(), (h + 12, w + 12)
+def test_translation_equivariance_away_from_the_border(h, w, row, column):
+    encoding, shape = peg(), (h + 12, w + 12)
     x = torch.zeros(1, *shape, 6, dtype=torch.float64)
     content = torch.randn(h, w, 6, dtype=torch.float64)
     pos = Grid(shape).positions()
     with torch.no_grad():
-        made.proj[0].bias.normal_()
+        encoding.proj[0].bias.normal_()
     outs = []
     for top, left in ((1, 1), (1 + row, 1 + column)):
         y = x.clone()
         y[0, top : top + h, left : left + w] = content
-        out = image(made.mix(y.flatten(1, 2), pos, 0), shape)
+        out = image(encoding.mix(y.flatten(1, 2), pos, 0), shape)
         outs.append(out[0, top - 1 : top + h + 1, left - 1 : left + w + 1])
     torch.testing.assert_close(outs[0], outs[1])
 
 
 @cases("padding", ["zeros", "circular", "reflect"])
 @cases("prefix", [0, 1, 5])
-def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
-    made = peg(padding=padding)
+def test_dropped_tokens_count_as_zeros(padding, prefix):
+    encoding = peg(padding=padding)
     full = Grid((4, 5), prefix=prefix).positions()
     x = torch.randn(2, full.tokens, 6, dtype=torch.float64)
     keep = torch.stack([prefix + torch.randperm(20)[:9] for _ in range(2)])
     keep = torch.cat([torch.arange(prefix).expand(2, -1), keep], 1)
-    few = x.gather(1, keep[..., None].expand(-1, -1, 6)).requires_grad_()
-    actual = made.mix(few, full.gather(keep), 0)
+    subset = x.gather(1, keep[..., None].expand(-1, -1, 6)).requires_grad_()
+    actual = encoding.mix(subset, full.gather(keep), 0)
     cotangent = torch.randn_like(actual)
-    (grad,) = torch.autograd.grad(actual, few, cotangent)
+    (grad,) = torch.autograd.grad(actual, subset, cotangent)
     for i in range(2):
         sparse = x[i : i + 1].clone().requires_grad_()
         expected = slow(
-            sparse, (4, 5), prefix, made.kernel(0), made.proj[0].bias, padding, set(keep[i].tolist())
+            sparse, (4, 5), prefix, encoding.kernel(0), encoding.proj[0].bias, padding, set(keep[i].tolist())
         )
         torch.testing.assert_close(actual[i], expected[0, keep[i]])
         (full_grad,) = torch.autograd.grad(expected[0, keep[i]], sparse, cotangent[i])
         torch.testing.assert_close(grad[i], full_grad[0, keep[i]])
-    assert torch.equal(actual[:, :prefix], few[:, :prefix])
+    assert torch.equal(actual[:, :prefix], subset[:, :prefix])
     # all tokens, in another order
     order = torch.cat([torch.arange(prefix), prefix + torch.randperm(20)])[None]
-    moved = made.mix(x[:, order[0]], full.gather(order), 0)
-    torch.testing.assert_close(moved, made.mix(x, full, 0)[:, order[0]])
+    permuted = encoding.mix(x[:, order[0]], full.gather(order), 0)
+    torch.testing.assert_close(permuted, encoding.mix(x, full, 0)[:, order[0]])
 
 
-def test_tokens_without_a_position_pass():
-    made, grid = peg(), Grid((2, 3))
+def test_tokens_without_a_position_are_unchanged():
+    encoding, grid = peg(), Grid((2, 3))
     pos = Positions(
         torch.zeros(1, 4, 2),
         torch.tensor([[True, True, False, False]]),
@@ -230,31 +230,31 @@ def test_tokens_without_a_position_pass():
         index=torch.tensor([[4, 0, 99, -7]]),
     )
     x = torch.randn(3, 4, 6, dtype=torch.float64)
-    y = made.mix(x, pos, 0)
+    y = encoding.mix(x, pos, 0)
     assert torch.equal(y[:, 2:], x[:, 2:])
     canvas = torch.zeros(3, 6, 6, dtype=torch.float64).index_copy(1, torch.tensor([4, 0]), x[:, :2])
-    expected = slow(canvas, (2, 3), 0, made.kernel(0), made.proj[0].bias)
+    expected = slow(canvas, (2, 3), 0, encoding.kernel(0), encoding.proj[0].bias)
     torch.testing.assert_close(y[:, :2], expected[:, [4, 0]])
 
 
 def test_a_coarser_grid():
-    made = peg(kernel_size=5, after=[0, 2])
+    encoding = peg(kernel_size=5, after=[0, 2])
     pos = Grid((5, 4), prefix=2, spacing=(1.0, 0.5)).positions()
     x = torch.randn(2, 22, 6, dtype=torch.float64)
     for stride in (2, 3):
-        small, coarse = made.shrink(x, pos, 2, stride)
+        small, coarse = encoding.shrink(x, pos, 2, stride)
         rows, columns = range(0, 5, stride), range(0, 4, stride)
         assert coarse.grid == Grid((len(rows), len(columns)), 2, (1.0 * stride, 0.5 * stride))
-        whole = slow(x, (5, 4), 2, made.kernel(2), made.proj[1].bias) - x
+        expected = slow(x, (5, 4), 2, encoding.kernel(2), encoding.proj[1].bias) - x
         cells = [2 + r * 4 + c for r in rows for c in columns]
-        torch.testing.assert_close(small[:, 2:], whole[:, cells])
+        torch.testing.assert_close(small[:, 2:], expected[:, cells])
         torch.testing.assert_close(coarse.coords[0, 2:], pos.coords[0, cells])
         assert torch.equal(small[:, :2], x[:, :2])
     with pytest.raises(ShapeError, match=r"peg.shrink needs every token of a grid, got .*tokens dropped"):
-        made.shrink(x[:, :3], pos.gather(torch.tensor([[0, 1, 5]])), 0)
+        encoding.shrink(x[:, :3], pos.gather(torch.tensor([[0, 1, 5]])), 0)
     for layer, stride in ((1, 2), (0, 1), (0, True), (0, 1.5)):
         with pytest.raises(OptionError, match=r"stride of 2 or more after one of the blocks \[0, 2\]"):
-            made.shrink(x, pos, layer, stride)
+            encoding.shrink(x, pos, layer, stride)
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
@@ -276,18 +276,18 @@ def test_half_precision(dtype):
 
 @pytest.mark.slow
 def test_compiles():
-    made = create_encoding("peg(padding=circular,symmetric=true)", dim=6)
+    encoding = create_encoding("peg(padding=circular,symmetric=true)", dim=6)
 
     def mix(x, pos):
-        return made.mix(x, pos, 0)
+        return encoding.mix(x, pos, 0)
 
     torch._dynamo.reset()
     compiled = torch.compile(mix, fullgraph=True, backend="aot_eager")
     for shape in ((3, 4), (5, 5)):
         pos, x = Grid(shape, prefix=1).positions(), torch.randn(2, 1 + shape[0] * shape[1], 6)
         torch.testing.assert_close(compiled(x, pos), mix(x, pos))
-        few = pos.gather(torch.tensor([[0, 3, 7], [0, 12, 1]]))
-        torch.testing.assert_close(compiled(x[:, :3], few), mix(x[:, :3], few))
+        subset = pos.gather(torch.tensor([[0, 3, 7], [0, 12, 1]]))
+        torch.testing.assert_close(compiled(x[:, :3], subset), mix(x[:, :3], subset))
 
 
 @cases(
@@ -317,12 +317,12 @@ def test_options_are_checked(options, message):
 
 
 def test_it_needs_a_grid():
-    made = create_encoding("peg", dim=6)
+    encoding = create_encoding("peg", dim=6)
     with pytest.raises(
         ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .* It reads neighbouring cells"
     ):
-        made.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
+        encoding.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
     with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axis"):
-        made.mix(torch.zeros(1, 3, 6), Grid((3,)).positions(), 0)
+        encoding.mix(torch.zeros(1, 3, 6), Grid((3,)).positions(), 0)
     with pytest.raises(UnsupportedCombination, match="peg, which works on the tokens outside of attention"):
         Attention(8, 2, "peg")

@@ -1,4 +1,4 @@
-"""What is stored between forward passes in eval mode is what would be computed."""
+"""Cache of eval mode: cached values equal computed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECS += ("lightnet(learned=true)", "rpb_cpb", "seqpe")
 GRID = Grid((3, 5), prefix=1)
 
 
-def made(spec: str) -> vispe.Encoding:
+def build(spec: str) -> vispe.Encoding:
     torch.manual_seed(0)
     encoding = vispe.create_encoding(spec, dim=48, num_heads=3, grid=(3, 5)).eval()
     for p in encoding.parameters():
@@ -26,7 +26,7 @@ def made(spec: str) -> vispe.Encoding:
 
 
 def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
-    """Return all that the encoding says of these positions, as one tensor."""
+    """Return the bias of these positions, or queries after their transform."""
     q = torch.linspace(-1, 1, pos.tokens * 16).reshape(1, 1, -1, 16).expand(1, 3, -1, -1)
     bias = encoding.bias(pos, 0) if isinstance(encoding, vispe.encodings.base.Biased) else None
     if bias is not None:
@@ -36,7 +36,7 @@ def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
 
 @cases("spec", SPECS)
 def test_stored_equals_computed(spec: str) -> None:
-    encoding, pos = made(spec), GRID.positions()
+    encoding, pos = build(spec), GRID.positions()
     with torch.enable_grad():
         expected = read(encoding, pos).detach()
     with torch.no_grad():
@@ -50,8 +50,8 @@ def test_stored_equals_computed(spec: str) -> None:
 
 
 @cases("spec", SPECS)
-def test_any_change_of_parameters_is_seen(spec: str) -> None:
-    encoding, pos = made(spec), GRID.positions()
+def test_any_change_of_parameters_invalidates_the_cache(spec: str) -> None:
+    encoding, pos = build(spec), GRID.positions()
     with torch.inference_mode():
         first = read(encoding, pos).clone()
     for p in encoding.parameters():
@@ -59,8 +59,8 @@ def test_any_change_of_parameters_is_seen(spec: str) -> None:
     with torch.no_grad():
         second = read(encoding, pos).clone()
         assert not torch.equal(first, second)
-        assert read(encoding.double(), pos).dtype == read(made(spec).double(), pos).dtype
-    fresh = made(spec)
+        assert read(encoding.double(), pos).dtype == read(build(spec).double(), pos).dtype
+    fresh = build(spec)
     fresh.load_state_dict(encoding.float().state_dict())
     assert torch.equal(read(fresh, pos).detach(), second)
 
@@ -70,7 +70,7 @@ def test_any_change_of_parameters_is_seen(spec: str) -> None:
 )
 def test_loaded_buffers_are_read(spec: str) -> None:
     """Frequencies and matrices that are not trained are buffers, which a checkpoint replaces as well."""
-    encoding, pos = made(spec), GRID.positions()
+    encoding, pos = build(spec), GRID.positions()
     with torch.no_grad():
         first = read(encoding, pos)
         encoding.load_state_dict({name: value * 0.9 for name, value in encoding.state_dict().items()})
@@ -81,11 +81,11 @@ def test_loaded_buffers_are_read(spec: str) -> None:
 
 @cases("spec", [*SPECS, "fope"])
 def test_autocast_does_not_round_tables(spec: str) -> None:
-    encoding, pos = made(spec), GRID.positions()
+    encoding, pos = build(spec), GRID.positions()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         read(encoding.train(), pos)  # computed, not cached
         first = read(encoding.eval(), pos).float()
-    expected = read(made(spec), GRID.positions()).detach()
+    expected = read(build(spec), GRID.positions()).detach()
     torch.testing.assert_close(first, expected, rtol=2e-2, atol=2e-2)
     with torch.no_grad():
         torch.testing.assert_close(read(encoding, pos), expected)
@@ -93,7 +93,7 @@ def test_autocast_does_not_round_tables(spec: str) -> None:
 
 @cases("spec", SPECS)
 def test_training_and_gradients_after_prediction(spec: str) -> None:
-    encoding, pos = made(spec), GRID.positions()
+    encoding, pos = build(spec), GRID.positions()
     with torch.inference_mode():
         read(encoding, pos)
     read(encoding, pos).square().sum().backward()
@@ -101,16 +101,16 @@ def test_training_and_gradients_after_prediction(spec: str) -> None:
 
 
 def test_copies_share_nothing() -> None:
-    encoding, pos = made("liere"), GRID.positions()
+    encoding, pos = build("liere"), GRID.positions()
     with torch.no_grad():
         first = read(encoding, pos)
-        for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-            assert twin._eval_cache.entry is None
-            assert torch.equal(read(twin, pos), first)
+        for copied in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+            assert copied._eval_cache.entry is None
+            assert torch.equal(read(copied, pos), first)
 
 
 def test_ensembles_under_vmap() -> None:
-    models, pos = [made("liere") for _ in range(2)], GRID.positions()
+    models, pos = [build("liere") for _ in range(2)], GRID.positions()
     torch.nn.init.zeros_(models[1].skew)
     params, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
     base = copy.deepcopy(models[0])

@@ -80,7 +80,7 @@ def test_queries_and_keys_are_multiplied_before_the_rotation(name, options, layo
 
 
 @cases("name", ENCODINGS)
-def test_it_starts_as_the_encoding_without_a_basis(name):
+def test_the_initial_basis_has_no_effect(name):
     plain, based = (create_encoding(name, dim=16, num_heads=2, basis=basis) for basis in ("none", "head"))
     based.load_state_dict(dict(plain.state_dict()), strict=False)  # without the stored spec
     pos = Grid((3, 4), prefix=1).positions()
@@ -100,8 +100,8 @@ def test_scores_depend_on_offsets_and_at_offset_0_not_on_the_basis(key):
     coords = torch.randn(1, 5, 2, dtype=torch.float64) * 4
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
 
-    def scores(where):
-        transform = encoding.transform(Positions(where), 0)
+    def scores(coords):
+        transform = encoding.transform(Positions(coords), 0)
         return transform.query(q) @ transform.key(k).mT
 
     torch.testing.assert_close(scores(coords + 3.5), scores(coords))
@@ -153,7 +153,7 @@ def test_rows_of_projections_are_folded_by_head():
         assert fold_rows(weight.bfloat16(), m).dtype == torch.bfloat16
 
 
-def test_small_scales_have_a_floor():
+def test_small_scales_are_clamped():
     basis = HeadBasis(1, 4, "inverse_transpose")
     with torch.no_grad():
         basis.sigma.fill_(-50.0)

@@ -1,4 +1,4 @@
-"""Layers of encodings: values, random numbers and names of torch's own, and no class that tools replace."""
+"""Layers of encodings: values, random numbers and names equal those of torch, no class is one that tools replace."""
 
 import json
 from pathlib import Path
@@ -36,14 +36,14 @@ PAIRS = {
 
 @cases("name", PAIRS)
 def test_values_and_random_numbers_are_those_of_torch(name):
-    made = []
+    layers = []
     for build_layer in PAIRS[name][:2]:
         torch.manual_seed(0)
         layer = build_layer()
         first = {k: v.clone() for k, v in layer.state_dict().items()}
         layer.reset_parameters()
-        made.append((first, layer, torch.rand(())))
-    (ours, layer, random), (theirs, stock, stock_random) = made
+        layers.append((first, layer, torch.rand(())))
+    (ours, layer, random), (theirs, stock, stock_random) = layers
     assert list(ours) == list(theirs)
     assert random == stock_random
     for key in ours:
@@ -69,11 +69,11 @@ def test_forward_is_in_float32_or_better(name, dtype):
 
 
 @cases("spec", SPECS)
-def test_no_weight_is_held_by_a_layer_of_torch(spec):
-    """Tools that replace, wrap or re-initialise layers by their class must not meet the weights of an encoding."""
-    held = {type(m) for m in build(spec).modules() if any(True for _ in m.parameters(recurse=False))}
+def test_no_weight_belongs_to_a_layer_of_torch(spec):
+    """Tools that replace, wrap or re-initialise layers by class must not change the weights of an encoding."""
+    layer_types = {type(m) for m in build(spec).modules() if any(True for _ in m.parameters(recurse=False))}
     allowed = {nn.ParameterList, nn.ParameterDict}
-    assert not {c for c in held - allowed if c.__module__.startswith("torch.")}
+    assert not {c for c in layer_types - allowed if c.__module__.startswith("torch.")}
 
 
 @cases("spec", PARAMETERS)

@@ -1,4 +1,4 @@
-"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled again, the same at the end."""
+"""Bands that open during training: closed form, no stale values, no recompilation, exact result at the end."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ def test_every_encoding_with_bands_is_tested():
 
 
 @cases("count", [1, 2, 5, 12])
-def test_how_far_bands_are_open(count):
+def test_weights_of_bands(count):
     for progress in (0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0):
         linear = [min(max(progress * count - k, 0), 1) for k in range(count)]
         torch.testing.assert_close(band_weights(count, progress), torch.tensor(linear, dtype=torch.float64))
@@ -75,7 +75,7 @@ def test_how_far_bands_are_open(count):
 
 @every
 @cases("form", ["linear", "cosine"])
-def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
+def test_the_end_equals_no_reveal_bit_for_bit(spec, form):
     encoding, plain = built(spec, form).eval(), built(spec, "none").eval()
     pos, image = grid(spec).positions(), torch.rand(1, 3, 24, 32)
     expected = plain.table(pos, image)
@@ -89,9 +89,9 @@ def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
     part = encoding.table(pos, image)
     assert not torch.equal(part, expected)
     assert torch.equal(part, encoding.table(grid(spec).positions(), image))
-    for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-        assert twin.progress == 0.4
-        assert torch.equal(twin.table(pos, image), part)
+    for copied in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert copied.progress == 0.4
+        assert torch.equal(copied.table(pos, image), part)
     assert encoding.state_dict().keys() == plain.state_dict().keys()
     set_progress(plain, 0.4)
     assert torch.equal(plain.table(pos, image), expected)
@@ -107,9 +107,9 @@ def test_sines_of_long_waves_come_first():
     torch.testing.assert_close(encoding.table(pos), expected)
     three = built("sincos3d(split=[2,1,1])", "linear")
     three.progress = 0.5
-    whole = built("sincos3d(split=[2,1,1])", "none").table(grid("3d").positions())
+    full = built("sincos3d(split=[2,1,1])", "none").table(grid("3d").positions())
     gates = [torch.tensor(g).repeat(2) for g in ([0, 0, 0, 1.0, 1, 1], [0, 0.5, 1.0], [0, 0.5, 1.0])]
-    torch.testing.assert_close(three.table(grid("3d").positions()), whole * torch.cat(gates))
+    torch.testing.assert_close(three.table(grid("3d").positions()), full * torch.cat(gates))
 
 
 def test_interleaved_and_repeated_bands():
@@ -124,16 +124,16 @@ def test_interleaved_and_repeated_bands():
     for name, copies, count in (("border", 4, 3), ("ranked", 1, 12), ("countdown", 1, 12)):
         encoding = built(name, "linear")
         encoding.progress = 0.35
-        own = gate if count == 12 else torch.tensor([0, 0.05, 1])
+        weights = gate if count == 12 else torch.tensor([0, 0.05, 1])
         torch.testing.assert_close(
-            encoding.table(pos), built(name, "none").table(pos) * own.repeat(2 * copies)
+            encoding.table(pos), built(name, "none").table(pos) * weights.repeat(2 * copies)
         )
     points = built("sincos3d_points(mlp=false,features=8)", "linear")
     points.progress = 0.35
-    own = torch.tensor([0, 0, 0.4, 1]).repeat_interleave(2).repeat(3)
-    where = grid("3d").positions()
-    whole = built("sincos3d_points(mlp=false,features=8)", "none").table(where)
-    torch.testing.assert_close(points.table(where), whole * own)
+    weights = torch.tensor([0, 0, 0.4, 1]).repeat_interleave(2).repeat(3)
+    points_pos = grid("3d").positions()
+    full = built("sincos3d_points(mlp=false,features=8)", "none").table(points_pos)
+    torch.testing.assert_close(points.table(points_pos), full * weights)
 
 
 def test_fourier_features_open_by_the_length_of_their_waves():
@@ -145,8 +145,10 @@ def test_fourier_features_open_by_the_length_of_their_waves():
     torch.testing.assert_close(encoding.table(pos), built("fourier", "none").table(pos) * gate.repeat(2))
     octaves = built("fourier(basis=octaves)", "linear")  # 6 for each axis
     octaves.progress = 0.25
-    own = torch.tensor([1, 0.5, 0, 0, 0, 0]).repeat(4)
-    torch.testing.assert_close(octaves.table(pos), built("fourier(basis=octaves)", "none").table(pos) * own)
+    weights = torch.tensor([1, 0.5, 0, 0, 0, 0]).repeat(4)
+    torch.testing.assert_close(
+        octaves.table(pos), built("fourier(basis=octaves)", "none").table(pos) * weights
+    )
     with pytest.raises(OptionError, match="reveal='linear' has no effect with basis='none'"):
         built("fourier(basis=none)", "linear")
 
@@ -172,25 +174,25 @@ def test_gradients_of_closed_bands_are_zero(spec):
     assert all(not p.grad.any() for p in waves if p.grad is not None)
 
 
-def test_what_reads_a_table_is_not_stale():
+def test_cached_biases_follow_progress():
     torch.manual_seed(0)
     encoding = create_encoding(
         "positional_attention(table='sincos2d(reveal=linear)',pos_dim=8)", num_heads=2, grid=(3, 4)
     ).eval()
     pos = Grid((3, 4)).positions()
     with torch.no_grad():
-        recorded = []
+        biases = []
         for progress in (0.0, 0.5, 1.0, 0.5):
             set_progress(encoding, progress)
-            recorded.append(encoding.bias(pos, 0).dense())
-    assert torch.equal(recorded[1], recorded[3])
-    assert not torch.equal(recorded[0], recorded[1])
-    assert not torch.equal(recorded[1], recorded[2])
+            biases.append(encoding.bias(pos, 0).dense())
+    assert torch.equal(biases[1], biases[3])
+    assert not torch.equal(biases[0], biases[1])
+    assert not torch.equal(biases[1], biases[2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["sincos2d", "fourier", "neuda", "fourier_learned", "border"])
-def test_steps_of_a_training_are_not_compiled_again(spec):
+def test_training_steps_do_not_recompile(spec):
     torch._dynamo.reset()
     encoding = built(spec, "linear")
     graphs = []

@@ -1,4 +1,4 @@
-"""Samplers: increasing maps of each axis, replayable, the same for all members, refused where nothing reads them."""
+"""Samplers: increasing maps of each axis, replayable, shared by the members of a sum, errors without a reader."""
 
 import copy
 import math
@@ -46,7 +46,7 @@ def test_every_sampler_is_tested():
 
 @every
 @cases("shape", [(1,), (7,), (3, 5), (11, 4), (2, 3, 4), (1, 1)])
-def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
+def test_maps_of_each_axis_increase_and_are_separable(spec, shape):
     for training in (True, False):
         sampler = create_encoding(spec).train(training)
         grid = Grid(shape, prefix=2)
@@ -64,17 +64,17 @@ def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
 
 @cases("spec", ["shifted_gaussian", "fourier", "fourier(normalize=common)", "spder", "legendre", "neuda"])
 def test_fractions_of_the_field_are_those_of_cell_centres(spec):
-    """Jitter of almost nothing is almost nothing, also for what stands in the centre of a cell in evaluation."""
+    """A very small jitter hardly changes fractions, also those at cell centres in evaluation."""
     encoding, pos = create_encoding(spec, dim=16, grid=(4, 6)), Grid((4, 6), prefix=1).positions()
-    moved = create_encoding("jitter(sd=0.0001)").prepare(pos)
-    assert not torch.equal(moved.coords, pos.coords)
-    torch.testing.assert_close(encoding.place(moved)[:, 1:], encoding.place(pos)[:, 1:], rtol=0, atol=1e-3)
+    jittered = create_encoding("jitter(sd=0.0001)").prepare(pos)
+    assert not torch.equal(jittered.coords, pos.coords)
+    torch.testing.assert_close(encoding.place(jittered)[:, 1:], encoding.place(pos)[:, 1:], rtol=0, atol=1e-3)
     wide = create_encoding("randomized(reach=40)").prepare(pos)
     assert encoding.table(wide).isfinite().all()
 
 
 @every
-def test_lengths_are_in_units_of_the_spacing(spec):
+def test_lengths_are_in_physical_units(spec):
     sampler = create_encoding(spec)
     draws = sampler.prepare(Grid((3, 5)).positions()).attrs["sampled"]
     near = sampler.prepare(Grid((3, 5)).positions(), draws=draws)
@@ -90,9 +90,9 @@ def test_draws_are_replayed_to_the_bit_and_seeded(spec):
     sampler = create_encoding(spec)
     grid = Grid((6, 9), prefix=1)
     first = sampler.prepare(grid.positions())
-    again = sampler.prepare(grid.positions(), draws=first.attrs["sampled"])
-    assert torch.equal(first.coords, again.coords)
-    assert torch.equal(first.extent, again.extent)
+    replayed = sampler.prepare(grid.positions(), draws=first.attrs["sampled"])
+    assert torch.equal(first.coords, replayed.coords)
+    assert torch.equal(first.extent, replayed.extent)
     assert sampler.prepare(first) is first  # prepared already
     assert not torch.equal(first.coords, sampler.prepare(grid.positions()).coords)
     by = [sampler.prepare(grid.positions(), torch.Generator().manual_seed(seed)).coords for seed in (1, 1, 2)]
@@ -116,15 +116,15 @@ def test_evaluation_is_the_same_in_every_pass(spec):
 
 
 @every
-def test_every_sample_gets_a_draw_of_its_own_where_requested(spec):
+def test_draws_per_sample(spec):
     name, _, options = spec.partition("(")
     sampler = create_encoding(f"{name}(per=sample,{options}" if options else f"{name}(per=sample)")
     pos = prepare([sampler], Grid((6, 9)).positions(), batch=3)
     assert pos.coords.shape == (3, 54, 2)
     assert not torch.equal(pos.coords[0], pos.coords[1])
     assert pos.extent.shape[0] in (1, 3)
-    again = prepare([sampler], Grid((6, 9)).positions(), batch=3, draws=pos.attrs["sampled"])
-    assert torch.equal(pos.coords, again.coords)
+    replayed = prepare([sampler], Grid((6, 9)).positions(), batch=3, draws=pos.attrs["sampled"])
+    assert torch.equal(pos.coords, replayed.coords)
     assert prepare([sampler.eval()], Grid((6, 9)).positions(), batch=3).coords.shape[0] == 1
 
 
@@ -136,7 +136,7 @@ def test_draws_in_evaluation_are_per_sample_too():
 
 
 @every
-def test_samples_with_several_fields_of_view_are_refused(spec):
+def test_samples_with_several_fields_of_view_raise(spec):
     sampler = create_encoding(spec)
     coords = torch.stack([Grid((4, 4)).positions().coords[0], Grid((2, 8)).positions().coords[0]])
     pos = Positions(coords, extent=torch.tensor([[4.0, 4.0], [2.0, 8.0]]))
@@ -154,7 +154,7 @@ def test_samples_with_several_fields_of_view_are_refused(spec):
 
 
 @every
-def test_coordinates_that_are_not_finite_are_refused(spec):
+def test_infinite_coordinates_raise(spec):
     pos = Positions(torch.tensor([[0.0, 0.0], [math.nan, 1.0]]), extent=torch.tensor([[2.0, 2.0]]))
     with pytest.raises(ShapeError, match=r"needs finite coordinates, got nan"):
         create_encoding(spec).prepare(pos)
@@ -165,9 +165,9 @@ def test_gathering_and_sampling_commute(spec):
     sampler = create_encoding(spec)
     grid = Grid((4, 5), prefix=1)
     keep = torch.tensor([[0, 3, 9, 20], [0, 1, 2, 12]])
-    whole = sampler.prepare(grid.positions())
-    retained = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
-    assert torch.equal(whole.gather(keep).coords, retained.coords)
+    full = sampler.prepare(grid.positions())
+    gathered = sampler.prepare(grid.positions().gather(keep), draws=full.attrs["sampled"])
+    assert torch.equal(full.gather(keep).coords, gathered.coords)
 
 
 @every
@@ -179,14 +179,14 @@ def test_free_coordinates_are_interpolated(spec):
     same = Positions(free.coords, free.spatial, free.extent, cell=free.cell)
     torch.testing.assert_close(sampler.prepare(same, draws=draws).coords, on.coords)
     between = Positions(free.coords + 0.5, free.spatial, free.extent, cell=free.cell)
-    moved = sampler.prepare(between, draws=draws).coords.reshape(4, 5, 2)
+    sampled = sampler.prepare(between, draws=draws).coords.reshape(4, 5, 2)
     grid = on.coords.reshape(4, 5, 2)
-    torch.testing.assert_close(moved[:-1, 0, 0], (grid[:-1, 0, 0] + grid[1:, 0, 0]) / 2)
-    torch.testing.assert_close(moved[-1, 0, 0], grid[-1, 0, 0] + 0.5)  # slope 1 outside
+    torch.testing.assert_close(sampled[:-1, 0, 0], (grid[:-1, 0, 0] + grid[1:, 0, 0]) / 2)
+    torch.testing.assert_close(sampled[-1, 0, 0], grid[-1, 0, 0] + 0.5)  # slope 1 outside
 
 
 @every
-def test_spacing_of_an_encoding_scales_what_the_sampler_gave(spec):
+def test_spacing_of_an_encoding_scales_sampled_coordinates(spec):
     pos = create_encoding(spec).prepare(Grid((3, 5), spacing=(2.0, 1.0)).positions())
     far = pos.with_spacing((4.0, 3.0))
     torch.testing.assert_close(far.coords, pos.coords * torch.tensor([2.0, 3.0]))
@@ -194,7 +194,7 @@ def test_spacing_of_an_encoding_scales_what_the_sampler_gave(spec):
     torch.testing.assert_close(far.with_spacing((2.0, 1.0)).coords, pos.coords)
 
 
-def test_what_samplers_do_to_others_is_said():
+def test_descriptions_of_samplers_in_sums():
     with pytest.warns(
         UserWarning, match="shift has no effect between patches: rope_axial depends on distances only"
     ):
@@ -209,20 +209,20 @@ def test_what_samplers_do_to_others_is_said():
     )
 
 
-def test_shift_is_invisible_to_distances():
+def test_distances_are_invariant_to_shift():
     torch.manual_seed(0)
     q = torch.randn(1, 2, 13, 16)
     for name in ("rope_axial", "alibi2d(wrap=false,normalize=none)", "rope_mixed"):
         both = create_encoding(f"shift(reach=40)+{name}", dim=32, num_heads=2, grid=(3, 4))
         pos = both.prepare(Grid((3, 4), prefix=1).positions())
-        still = Grid((3, 4), prefix=1).positions()
+        grid_pos = Grid((3, 4), prefix=1).positions()
         for one in both.parts()[1:]:
-            outs = [vispe.encodings.attention_layer.attend(q, q, q, (one,), p, 0) for p in (pos, still)]
+            outs = [vispe.encodings.attention_layer.attend(q, q, q, (one,), p, 0) for p in (pos, grid_pos)]
             a, b = (o[:, :, 1:] for o in outs)
             if name == "alibi2d(wrap=false,normalize=none)":
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
             else:  # prefix tokens stand at 0, so only scores between patches agree
-                rotated = [one.transform(p, 0) for p in (pos, still)]
+                rotated = [one.transform(p, 0) for p in (pos, grid_pos)]
                 a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in rotated)
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -234,14 +234,14 @@ def test_a_reach_of_all_cells_is_the_identity():
         assert torch.equal(pos.coords, Grid((9, 9)).positions().coords)
 
 
-def test_gaps_of_rfs_are_nearly_exponential_and_have_the_stated_mean():
+def test_gaps_of_rfs_are_nearly_exponential_with_the_documented_mean():
     generator = torch.Generator().manual_seed(0)
     sampler = create_encoding("rfs(reach=10)")
     gaps = torch.cat([sampler.draw(50, generator, torch.device("cpu")).diff() for _ in range(400)])
     assert math.isclose(float(gaps.mean()), 10 / 51, rel_tol=0.02)
     assert math.isclose(float(gaps.std() / gaps.mean()), 50 / 51, rel_tol=0.04)
-    apart = create_encoding("rfs(reach=10,min_gap=0.5)")
-    assert float(apart.draw(50, generator, torch.device("cpu")).diff().min()) >= 0.1 - 1e-9
+    with_gap = create_encoding("rfs(reach=10,min_gap=0.5)")
+    assert float(with_gap.draw(50, generator, torch.device("cpu")).diff().min()) >= 0.1 - 1e-9
 
 
 def test_kept_spacing_makes_neighbours_one_apart_on_the_training_grid():
@@ -292,13 +292,13 @@ REFUSED = {
 
 
 @cases("spec", REFUSED)
-def test_too_small_a_reach_is_refused(spec):
+def test_too_small_a_reach_raises(spec):
     error, words = REFUSED[spec]
     with pytest.raises(error, match=words):
         create_encoding(spec).train().prepare(Grid((256,)).positions())
 
 
-def test_bad_options_are_refused():
+def test_bad_options_raise():
     for spec, words in {
         "shift(curriculum=[9,2])": "an increasing curriculum",
         "stretch(low=2.0,high=1.0)": "low <= high",
@@ -310,7 +310,7 @@ def test_bad_options_are_refused():
             create_encoding(spec)
 
 
-def test_bad_draws_are_refused():
+def test_bad_draws_raise():
     sampler = create_encoding("rfs")
     pos = Grid((2, 3)).positions()
     grows = torch.tensor([0.0, 1.0, 2.0])
@@ -323,7 +323,7 @@ def test_bad_draws_are_refused():
             sampler.prepare(pos, draws={"rfs.0": grows[:2], "rfs.1": bad})
 
 
-def test_a_sampler_alone_or_alongside_lookups_is_refused():
+def test_a_sampler_without_a_reader_of_coordinates_raises():
     with pytest.raises(UnsupportedCombination, match=r"no encoding reads them.*'rfs\+rope_axial'"):
         vispe.Attention(32, 4, "rfs(reach=28)")
     with pytest.raises(UnsupportedCombination, match=r"rfs \+ shift only moves"):
@@ -370,7 +370,7 @@ def test_a_vit_trains_with_samplers(spec, base):
     assert torch.equal(model(x), model(x))
 
 
-def test_checkpointed_blocks_see_the_draw_of_the_first_pass():
+def test_checkpointed_blocks_use_the_draw_of_the_first_pass():
     grads = []
     for checkpointed in (False, True):
         model = vit("rfs(reach=28)+rope_axial+alibi2d.local", patch_drop_rate=0.25).train()
@@ -382,7 +382,7 @@ def test_checkpointed_blocks_see_the_draw_of_the_first_pass():
         torch.testing.assert_close(a, b)
 
 
-def test_stored_tables_and_rotations_are_refused_alongside_samplers():
+def test_cached_tables_and_rotations_raise_with_samplers():
     stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
     with pytest.raises(
         UnsupportedCombination,
@@ -401,7 +401,7 @@ def test_stored_tables_and_rotations_are_refused_alongside_samplers():
 @pytest.mark.slow  # it compiles
 # torch.compile looks at gradients of activations where a graph is cut
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_the_draw_is_not_compiled_in():
+def test_compiled_models_draw_in_every_pass():
     model = vit("rfs(reach=28)+rope_axial").train()
     x = torch.randn(2, 3, 64, 64)
     run = torch.compile(model, backend="eager")
@@ -417,15 +417,15 @@ def test_the_draw_is_not_compiled_in():
         torch.testing.assert_close(run(x), eager)
 
 
-def test_a_saved_model_is_built_again():
+def test_a_saved_model_is_rebuilt():
     model = vit("rfs(reach=28)+rope_axial")
-    again = vit("rfs(reach=28)+rope_axial")
-    again.load_state_dict(model.state_dict(), strict=True)
-    assert again.vispe.saved == model.vispe.saved
+    loaded = vit("rfs(reach=28)+rope_axial")
+    loaded.load_state_dict(model.state_dict(), strict=True)
+    assert loaded.vispe.saved == model.vispe.saved
     assert "rfs" in vispe.describe(model)
 
 
-def test_alibi_with_drawn_distances():
+def test_alibi_with_sampled_distances():
     encoding = create_encoding("alibi(randomized_offsets=50,both_sides=true)", num_heads=2)
     pos = encoding.prepare(Grid((9,), prefix=1).positions())
     dense = encoding.bias(pos, 0).dense()[0]
@@ -434,17 +434,17 @@ def test_alibi_with_drawn_distances():
         line = steps[:, 1:, 1:].diagonal(j, 1, 2)
         torch.testing.assert_close(line, line[:, :1].expand_as(line))
     right, left = steps[0, 1, 1:], steps[0, 1:, 1]
-    for side, less in ((right, 0.0), (left, 0.5)):
-        whole = side[1:] + less
-        torch.testing.assert_close(whole, whole.round())
-        assert bool((whole.diff() > 0).all())
-        assert whole[0] >= 1
-        assert whole[-1] < 50
+    for side, offset in ((right, 0.0), (left, 0.5)):
+        distances = side[1:] + offset
+        torch.testing.assert_close(distances, distances.round())
+        assert bool((distances.diff() > 0).all())
+        assert distances[0] >= 1
+        assert distances[-1] < 50
     assert not dense[:, 0].any()
     assert encoding.prepare(pos) is pos
     encoding.eval()
-    still = encoding.prepare(Grid((9,)).positions())
-    evaluated = -encoding.bias(still, 0).dense()[0] / torch.tensor(encoding.head_slopes())[:, None, None]
+    plain_pos = encoding.prepare(Grid((9,)).positions())
+    evaluated = -encoding.bias(plain_pos, 0).dense()[0] / torch.tensor(encoding.head_slopes())[:, None, None]
     torch.testing.assert_close(evaluated[0, 0], torch.tensor([0.0, 5, 11, 16, 22, 27, 33, 38, 44]))
     with pytest.raises(
         ShapeError, match=r"randomized_offsets=50\) cannot assign distinct distances to 59 offsets"

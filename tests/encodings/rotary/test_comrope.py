@@ -1,4 +1,4 @@
-"""ComRoPE against matrix exponentials written out in float64, and its two forms against each other."""
+"""ComRoPE against matrix exponentials in float64, and equality of its two forms."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ def build(name, **options):
     return create_encoding(name, **{"dim": DIM, "num_heads": HEADS, **options}).double()
 
 
-def place(cell, shape, normalize):
+def coordinates(cell, shape, normalize):
     """Return the coordinates of one cell."""
     if normalize == "none":
         return [float(i) for i in cell]
@@ -69,17 +69,17 @@ def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     encoding = build(name, **options)
     normalize = options.get("normalize", "axis")
     cls = [options.get("cls_position", 0.0)] * len(shape)
-    positions = [cls, cls, *(place(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
+    positions = [cls, cls, *(coordinates(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
     expected = oracle(encoding, positions)
     pos = Grid(shape, prefix=2).positions()
     free = pos.replace(coords=pos.coords.clone().requires_grad_())  # the general path, token by token
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
-    for where in (pos, free):
-        turn = encoding.transform(where, 0)
-        actual = turn.query(x)
+    for p in (pos, free):
+        transform = encoding.transform(p, 0)
+        actual = transform.query(x)
         torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-6)
-        assert torch.equal(actual, turn.key(x))
-        assert turn.value(x) is x
+        assert torch.equal(actual, transform.key(x))
+        assert transform.value(x) is x
     blocks = encoding.rotations(pos)
     torch.testing.assert_close(
         blocks @ blocks.mT, torch.eye(encoding.width).double().expand_as(blocks), rtol=0, atol=1e-9
@@ -137,9 +137,9 @@ def test_both_forms_start_with_the_same_frequencies(name):
         for form in ("matrix", "folded")
     ]
     matrices = skew_matrix(many[0].skew[:, 0], many[0].width)
-    drawn = torch.linalg.eigvalsh(1j * matrices)[..., -(many[0].width // 2) :]
-    torch.testing.assert_close(drawn.mean((0, 1)), many[1].rate.mean((0, 1)), rtol=0.1, atol=0)
-    torch.testing.assert_close(drawn.std((0, 1)), many[1].rate.std((0, 1)), rtol=0.2, atol=0)
+    frequencies = torch.linalg.eigvalsh(1j * matrices)[..., -(many[0].width // 2) :]
+    torch.testing.assert_close(frequencies.mean((0, 1)), many[1].rate.mean((0, 1)), rtol=0.1, atol=0)
+    torch.testing.assert_close(frequencies.std((0, 1)), many[1].rate.std((0, 1)), rtol=0.2, atol=0)
     geometric = [
         create_encoding(name, dim=32, num_heads=2, form=form, init="geometric", base=0.5)
         for form in ("matrix", "folded")
@@ -173,28 +173,28 @@ def test_scores_depend_on_offsets_only(name, form, h, w, down, right):
     q, k = torch.randn(2, 1, HEADS, h * w, DIM // HEADS, dtype=torch.float64)
     scores = []
     for shift in (torch.zeros(2), torch.tensor([down, right])):
-        turn = encoding.transform(Positions(coords + shift), 0)
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        transform = encoding.transform(Positions(coords + shift), 0)
+        scores.append(transform.query(q) @ transform.key(k).mT)
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(turn.query(q).norm(dim=-1), q.norm(dim=-1))
+    torch.testing.assert_close(transform.query(q).norm(dim=-1), q.norm(dim=-1))
 
 
 @BOTH
 @cases("form", ["matrix", "folded"])
-def test_dropped_tokens_keep_their_rotation(name, form):
+def test_dropped_tokens(name, form):
     encoding = build(name, form=form, jitter=1.0, cls_position=0.5).train()
     pos = encoding.prepare(Grid((3, 4), prefix=2).positions())
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
     full = encoding.transform(pos, 0).query(x)
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(12)[:5]]) for _ in range(3)])
-    few = encoding.transform(pos.gather(keep), 0)
+    subset = encoding.transform(pos.gather(keep), 0)
     take = keep[:, None, :, None].expand(-1, HEADS, -1, x.shape[-1])
-    torch.testing.assert_close(few.query(x.gather(2, take)), full.gather(2, take))
+    torch.testing.assert_close(subset.query(x.gather(2, take)), full.gather(2, take))
     encoding.eval()
-    still = encoding.prepare(Grid((3, 4), prefix=2).positions())
-    full = encoding.transform(still, 0).query(x)
+    prepared = encoding.prepare(Grid((3, 4), prefix=2).positions())
+    full = encoding.transform(prepared, 0).query(x)
     torch.testing.assert_close(
-        encoding.transform(still.gather(keep), 0).query(x.gather(2, take)),
+        encoding.transform(prepared.gather(keep), 0).query(x.gather(2, take)),
         full.gather(2, take),
         rtol=1e-6,
         atol=1e-6,
@@ -214,17 +214,17 @@ def test_gradients(name, form, shape):
     )
 
     def rotated(q, coords, *parameters):
-        def call(place):
-            return encoding.transform(place, 0).query(q)
+        def call(coords):
+            return encoding.transform(coords, 0).query(q)
 
-        place = grid.positions().replace(coords=coords)
+        pos = grid.positions().replace(coords=coords)
         holder = dict(zip(names, parameters, strict=True))
         originals = dict(encoding.named_parameters())
         for n in names:
             delattr(encoding, n)
             setattr(encoding, n, holder[n])
         try:
-            return call(place)
+            return call(pos)
         finally:
             for n in names:
                 delattr(encoding, n)
@@ -241,32 +241,32 @@ def test_gradients_on_the_grid_are_those_of_every_token(name):
     x = torch.randn(2, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
     weight = torch.randn_like(x)
     grads = []
-    for where in (pos, free):
+    for positions in (pos, free):
         encoding.zero_grad()
-        (encoding.transform(where, 0).query(x) * weight).sum().backward()
+        (encoding.transform(positions, 0).query(x) * weight).sum().backward()
         grads.append([p.grad.clone() for p in encoding.parameters()])
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
 @BOTH
-def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
+def test_jitter_is_below_half_a_cell_and_not_on_time(name):
     for shape in ((4, 6), (2, 3, 5)):
         encoding = build(name, axes=len(shape), block=2, jitter=1.0, jitter_offset=0.3, normalize="none")
         pos = Grid(shape, prefix=1).positions()
-        still = encoding.eval().coordinates(encoding.prepare(pos))
-        assert torch.equal(still, pos.coords)
+        without_jitter = encoding.eval().coordinates(encoding.prepare(pos))
+        assert torch.equal(without_jitter, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
         arguments = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
-        moved = (0.5 * noise).clamp(-0.5, 0.5)
+        jitter = (0.5 * noise).clamp(-0.5, 0.5)
         if len(shape) == 3:
-            moved[..., 0] = 0
-        expected = (pos.coords + moved + 0.3 * offset) * pos.spatial[..., None]
+            jitter[..., 0] = 0
+        expected = (pos.coords + jitter + 0.3 * offset) * pos.spatial[..., None]
         torch.testing.assert_close(encoding.coordinates(arguments), expected)
-        drawn = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
-        again = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(encoding.coordinates(drawn), encoding.coordinates(again))
-        assert encoding.prepare(drawn) is drawn
+        first = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
+        second = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(encoding.coordinates(first), encoding.coordinates(second))
+        assert encoding.prepare(first) is first
         with pytest.raises(ShapeError, match=r"needs a draw of comrope_jitter of shape \(1, .*got \(2, 2\)"):
             encoding.prepare(pos, draws={"comrope_jitter": torch.zeros(2, 2)})
         with pytest.raises(ShapeError, match="needs a draw of comrope_offset of shape"):
@@ -274,7 +274,7 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
 
 
 @BOTH
-def test_moved_coordinates_of_a_grid_are_seen(name):
+def test_changed_coordinates_of_a_grid_are_used(name):
     encoding = build(name, normalize="none")
     pos = Grid((3, 4)).positions()
     warped = pos.replace(coords=pos.coords + torch.rand_like(pos.coords))
@@ -301,7 +301,7 @@ def test_checkpoints_of_the_reference_load(name):
 
 
 @cases("spec", [f"{n}({f})" for n in (AP, LD) for f in ("form=matrix", "form=folded")])
-def test_axes_and_forms_are_checked(spec):
+def test_axes_and_forms_are_validated(spec):
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS)
     with pytest.raises(ShapeError, match=r"needs 2-axis positions, got 3 axes .* Use comrope_..\(axes=3\)"):
         encoding.transform(Grid((2, 2, 2)).positions(), 0)

@@ -1,4 +1,4 @@
-"""Rotations that are read from the tokens, Selective RoPE and CARoPE, against their definitions token by token."""
+"""Content-dependent rotations, Selective RoPE and CARoPE, against their definitions token by token."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ FIELDS = ["selective_rope", "selective_rope(projection=full)", "carope"]
 
 
 def build(spec, **options):
-    """Return an encoding in float64 with parameters that are nowhere at a special value."""
+    """Return an encoding in float64 with random parameters."""
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS, **options).double()
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -88,12 +88,12 @@ def field(encoding, x, grid):
     cells = enumerate(itertools.product(*map(range, grid.shape)), grid.prefix)
     for h, (t, cell) in itertools.product(range(HEADS), [*cells]):
         for pair, (axis, c, n) in enumerate(axis_of):
-            own = phases(encoding, x[t], h)
+            token_angles = phases(encoding, x[t], h)
             if encoding.name == "carope":
                 rise = F.softplus(encoding.frequency.weight[h] @ x[t] + encoding.frequency.bias[h])
                 delta = math.pi * ((1 / (1 + rise)) ** (c + 1) - encoding.base ** (-(c + 1) / PAIRS))
             else:
-                delta = math.pi * own[pair].tanh()
+                delta = math.pi * token_angles[pair].tanh()
             angles[h, t, pair] = cell[axis] * encoding.base ** (-c / n) + delta
     return angles
 
@@ -135,7 +135,7 @@ def test_fields(spec, shape, prefix):
 
 
 @cases("spec", FIELDS)
-def test_fields_start_as_rope_and_then_learn_all(spec):
+def test_fields_start_as_rope_and_all_parameters_learn(spec):
     encoding = create_encoding(spec, dim=16, num_heads=2)
     pos = Grid((3, 4), prefix=1).positions()
     x, (q, k) = torch.randn(2, 13, 16), torch.randn(2, 2, 2, 13, 8)
@@ -144,28 +144,28 @@ def test_fields_start_as_rope_and_then_learn_all(spec):
     optimiser = torch.optim.SGD(encoding.parameters(), lr=0.1)
     for _ in range(2):
         optimiser.zero_grad()
-        turn = encoding.transform(pos, 0, x)
-        (turn.query(q) @ turn.key(k).mT).backward(torch.randn(2, 2, 13, 13))
+        transform = encoding.transform(pos, 0, x)
+        (transform.query(q) @ transform.key(k).mT).backward(torch.randn(2, 2, 13, 13))
         optimiser.step()
     assert all((p.grad != 0).all() for p in encoding.parameters())
 
 
 @cases("spec", FIELDS)
-def test_fields_take_offsets_and_dropped_tokens(spec):
+def test_fields_with_offsets_and_dropped_tokens(spec):
     encoding = build(spec)
     coords, x = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 7, DIM, dtype=torch.float64)
     q, k = torch.randn(2, 2, HEADS, 7, 6, dtype=torch.float64)
     turns = [encoding.transform(Positions(coords + s), 0, x) for s in (0.0, torch.tensor([3.7, -20.1]))]
-    torch.testing.assert_close(*(turn.query(q) @ turn.key(k).mT for turn in turns))
+    torch.testing.assert_close(*(transform.query(q) @ transform.key(k).mT for transform in turns))
     pos = Grid((2, 3), prefix=1).positions()
     full = encoding.transform(pos, 0, x)
     keep = torch.tensor([[0, 6, 3], [0, 1, 5]])
-    retained = torch.stack([x[i, keep[i]] for i in range(2)])
-    few = encoding.transform(pos.gather(keep), 0, retained).query(
+    gathered = torch.stack([x[i, keep[i]] for i in range(2)])
+    subset = encoding.transform(pos.gather(keep), 0, gathered).query(
         torch.stack([q[i][:, keep[i]] for i in range(2)])
     )
     for i in range(2):
-        torch.testing.assert_close(few[i], full.query(q)[i][:, keep[i]])
+        torch.testing.assert_close(subset[i], full.query(q)[i][:, keep[i]])
 
 
 @cases("spec", [SCANS[3], SCANS[4], *FIELDS])
@@ -174,17 +174,17 @@ def test_backends_and_half_precision(spec):
     pos = Grid((8,), prefix=1).positions()
     x = torch.randn(2, 9, DIM)
     q, k, v = torch.randn(3, 2, HEADS, 9, 6)
-    turn = encoding.transform(pos, 0, x)
-    outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0, x)
+    outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     with torch.autocast("cpu", torch.bfloat16):  # angles are not rounded
-        torch.testing.assert_close(encoding.transform(pos, 0, x).cos, turn.cos)
+        torch.testing.assert_close(encoding.transform(pos, 0, x).cos, transform.cos)
     low = encoding.bfloat16().transform(pos, 0, x.bfloat16())
     assert low.cos.dtype == torch.float32
-    torch.testing.assert_close(low.cos, turn.cos, rtol=0, atol=0.2)
+    torch.testing.assert_close(low.cos, transform.cos, rtol=0, atol=0.2)
 
 
-def test_a_scan_does_not_see_later_tokens():
+def test_a_scan_is_causal():
     for spec in SCANS:
         encoding = build(spec)
         pos, x = Grid((6,)).positions(), torch.randn(1, 6, DIM, dtype=torch.float64)
@@ -197,13 +197,13 @@ def test_a_scan_does_not_see_later_tokens():
 
 def test_heads_of_another_width():
     encoding = create_encoding("selective_rope", dim=DIM, num_heads=HEADS, head_dim=8)
-    turn = encoding.transform(Grid((2, 3)).positions(), 0, torch.randn(2, 6, DIM))
-    assert turn.query(torch.randn(2, HEADS, 6, 8)).shape == (2, HEADS, 6, 8)
-    assert turn.cos.shape == (2, HEADS, 6, 4)
+    transform = encoding.transform(Grid((2, 3)).positions(), 0, torch.randn(2, 6, DIM))
+    assert transform.query(torch.randn(2, HEADS, 6, 8)).shape == (2, HEADS, 6, 8)
+    assert transform.cos.shape == (2, HEADS, 6, 4)
 
 
 @cases("spec", ["selective_rope", "carope"])
-def test_a_whole_model(spec):
+def test_a_vit(spec):
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))
@@ -252,14 +252,17 @@ def test_shape_errors():
 @cases(
     "spec", ["selective_rope(form=scan)", "selective_rope(form=scan,filter=difference)", "carope(form=scan)"]
 )
-def test_a_scan_passes_over_tokens_without_a_position(spec):
-    made, x = create_encoding(spec, dim=12, num_heads=2).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+def test_a_scan_skips_tokens_without_a_position(spec):
+    encoding, x = (
+        create_encoding(spec, dim=12, num_heads=2).double(),
+        torch.randn(2, 7, 12, dtype=torch.float64),
+    )
     spatial = torch.tensor([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 1, 1, 1]]).bool()
     q = torch.randn(2, 2, 7, 6, dtype=torch.float64)
     pos = Positions(torch.arange(7.0)[None, :, None].expand(2, 7, 1), spatial)
-    rotated = made.transform(pos, 0, x).query(q)
+    rotated = encoding.transform(pos, 0, x).query(q)
     for b, at in enumerate(spatial):
-        alone = Positions(torch.arange(float(at.sum()))[None, :, None])
-        short = made.transform(alone, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
+        spatial_positions = Positions(torch.arange(float(at.sum()))[None, :, None])
+        short = encoding.transform(spatial_positions, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
         torch.testing.assert_close(rotated[b][:, at], short[0])
         torch.testing.assert_close(rotated[b][:, ~at], q[b][:, ~at])

@@ -17,19 +17,18 @@ def slow(encoding, grid, head, cell):
     pairs, axes = encoding.dim // encoding.num_heads // 2, grid.axes
     share = pairs // axes
     freqs = [encoding.base ** (-c / share) for c in range(share)]
-    retained = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
+    fast = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
     tables = []
     for wave, coef in ((math.cos, encoding.cos_coef), (math.sin, encoding.sin_coef)):
         table = []
         for axis in reversed(range(axes)):
             matrix = coef[axis, head]
-            assert matrix.shape == (len(retained), max(min(len(retained), share // 2), 1))
+            assert matrix.shape == (len(fast), max(min(len(fast), share // 2), 1))
             for o in range(share):
                 if o < matrix.shape[1]:
                     total = matrix[:, o].sum() if encoding.norm else 1
                     table.append(
-                        sum(wave(cell[axis] * w) * m for w, m in zip(retained, matrix[:, o], strict=True))
-                        / total
+                        sum(wave(cell[axis] * w) * m for w, m in zip(fast, matrix[:, o], strict=True)) / total
                     )
                 else:
                     table.append(torch.ones((), dtype=coef.dtype))
@@ -51,8 +50,8 @@ def test_formula_and_gradients(shape, prefix, options):
     grid = Grid(shape, prefix=prefix)
     pos = Positions(grid.positions().coords.double(), grid.positions().spatial)
     x = torch.randn(2, 2, grid.tokens, 16, dtype=torch.float64, requires_grad=True)
-    turn = encoding.transform(pos, 0)
-    assert torch.equal(turn.query(x)[:, :, :prefix], x[:, :, :prefix])
+    transform = encoding.transform(pos, 0)
+    assert torch.equal(transform.query(x)[:, :, :prefix], x[:, :, :prefix])
     expected = torch.zeros_like(x)
     first, second = (
         (slice(0, 8), slice(8, 16)) if encoding.layout == "half" else (slice(0, 16, 2), slice(1, 16, 2))
@@ -64,12 +63,12 @@ def test_formula_and_gradients(shape, prefix, options):
     expected[:, :, :prefix] = x[:, :, :prefix]
     leaves, cotangent = [x, encoding.cos_coef, encoding.sin_coef], torch.randn_like(x)
     for side in ("query", "key"):
-        actual = getattr(turn, side)(x)
+        actual = getattr(transform, side)(x)
         grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (actual, expected)]
         torch.testing.assert_close((actual, grads[0]), (expected, grads[1]))
 
 
-def test_start_frequencies_and_what_learns():
+def test_initial_frequencies_and_parameters():
     torch.manual_seed(0)
     encoding = create_encoding("fope", dim=256, num_heads=4, axes=1, base=20.0)
     assert encoding.frequencies().shape == encoding.cos_coef.shape[2:3] == (18,)  # of 32, and 16 mixtures
@@ -88,21 +87,21 @@ def test_backends_spacing_and_dropped_tokens():
     pos = Grid((3, 4), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 13, 16)
     with torch.no_grad():
-        turn = encoding.transform(pos, 0)
-        outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+        transform = encoding.transform(pos, 0)
+        outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
         torch.testing.assert_close(*outs)
         plain = create_encoding("fope", dim=32, num_heads=2).eval()
         plain.load_state_dict(dict(encoding.state_dict()))
-        there = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
-        torch.testing.assert_close(there.query(q), turn.query(q))
+        spaced = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
+        torch.testing.assert_close(spaced.query(q), transform.query(q))
         keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
-        retained = torch.stack([q[i][:, keep[i]] for i in range(2)])
-        few = encoding.transform(pos.gather(keep), 0).query(retained)
+        gathered = torch.stack([q[i][:, keep[i]] for i in range(2)])
+        subset = encoding.transform(pos.gather(keep), 0).query(gathered)
         for i in range(2):
-            torch.testing.assert_close(few[i], turn.query(q)[i][:, keep[i]])
+            torch.testing.assert_close(subset[i], transform.query(q)[i][:, keep[i]])
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="fope(trainable=true)", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

@@ -17,11 +17,11 @@ FACTS = {"dim": 24, "num_heads": 3}
 
 
 def build(spec, **facts):
-    made = create_encoding(spec, **{**FACTS, **facts})
+    encoding = create_encoding(spec, **{**FACTS, **facts})
     with torch.no_grad():
-        for p in made.parameters():
+        for p in encoding.parameters():
             p.add_(torch.randn_like(p) * 0.2)
-    return made
+    return encoding
 
 
 def content(n):
@@ -47,13 +47,13 @@ def test_rank2_rotations(scale):
 @cases("shape", [(7,), (3, 4), (2, 2, 3)])
 @cases("shared", [True, False])
 def test_canonical_planes(shape, shared):
-    made = build(f"grape(shared={shared},base=50)")
+    encoding = build(f"grape(shared={shared},base=50)")
     grid = Grid(shape, prefix=1)
     pos = grid.positions()
     q = content(grid.tokens)[0]
-    result = made.transform(pos, 0).query(q)
+    result = encoding.transform(pos, 0).query(q)
     for h, c in ((0, 0), (1, 3), (2, 2)):
-        rate = made.log_freq[c] if shared else made.log_freq[h, c]
+        rate = encoding.log_freq[c] if shared else encoding.log_freq[h, c]
         angle = -pos.coords[0, :, c % len(shape)] * (rate / 16).exp()
         pair = torch.complex(q[:, h, :, c], q[:, h, :, c + 4]) * torch.polar(torch.ones(grid.tokens), angle)
         torch.testing.assert_close(result[:, h, :, c], pair.real, rtol=1e-4, atol=1e-5)
@@ -63,25 +63,25 @@ def test_canonical_planes(shape, shared):
 
 
 @cases("spec", ["grape", "grape(shared=false)", "grape(planes=rank2)"])
-def test_logits_depend_on_offsets_only_and_norms_stay(spec):
-    made = build(spec).double()
+def test_logits_depend_on_offsets_only_and_norms_are_preserved(spec):
+    encoding = build(spec).double()
     q, k = (t.double() for t in content(12))
     coords = torch.rand(1, 12, 2, dtype=torch.float64) * 5
     logits = []
     for shift in (0.0, 7.5):
-        transform = made.transform(Positions(coords + shift), 0)
+        transform = encoding.transform(Positions(coords + shift), 0)
         rotated = transform.query(q)
         torch.testing.assert_close(rotated.norm(dim=-1), q.norm(dim=-1))
         logits.append(rotated @ transform.key(k).transpose(-1, -2))
     torch.testing.assert_close(logits[0], logits[1])
     if "rank2" in spec:
-        a, b = made.a.reshape(3, 2, 4), made.b.reshape(3, 2, 4)
+        a, b = encoding.a.reshape(3, 2, 4), encoding.b.reshape(3, 2, 4)
         point = coords[0, 5]
         for h in range(3):
             blocks = [rank2_rotation(a[h, i], b[h, i], point[i]) for i in range(2)]
-            want = q[:, h, 5] @ torch.block_diag(*blocks).t()
-            result = made.transform(Positions(coords), 0).query(q)[:, h, 5]
-            torch.testing.assert_close(result, want)
+            output = q[:, h, 5] @ torch.block_diag(*blocks).t()
+            result = encoding.transform(Positions(coords), 0).query(q)[:, h, 5]
+            torch.testing.assert_close(result, output)
 
 
 @cases("gates", ["none", "key", "query", "query_key"])
@@ -90,68 +90,70 @@ def test_logits_depend_on_offsets_only_and_norms_stay(spec):
 def test_gated_alibi(gates, shape, l2_norm):
     if gates == "none" and not l2_norm:
         return
-    made = build(f"grape_alibi(gates={gates},l2_norm={l2_norm})")
+    encoding = build(f"grape_alibi(gates={gates},l2_norm={l2_norm})")
     grid = Grid(shape, prefix=2, spacing=(2.0, 0.5, 1.0)[: len(shape)])
     q, k = content(grid.tokens)
     distance = oracle.distance_matrix(grid, "euclidean", False, "none").float()
     gate = torch.zeros(2, 3, grid.tokens, grid.tokens)
-    for name, vector, x in (("query", made.v, q), ("key", made.u, k)):
+    for name, vector, x in (("query", encoding.v, q), ("key", encoding.u, k)):
         if vector is not None:
             unit = vector / vector.norm(dim=1, keepdim=True) if l2_norm else vector
             g = F.softplus(torch.einsum("bhnd,hd->bhn", x, unit) / math.sqrt(8))
             gate = gate + (g[..., None] if name == "query" else g[:, :, None])
-    gate = gate * F.softplus(made.omega)[:, None, None] if gates != "none" else gate + 1
-    slopes = torch.tensor(made.head_slopes())[:, None, None]
-    bias = made.bias(grid.positions(), 0)
+    gate = gate * F.softplus(encoding.omega)[:, None, None] if gates != "none" else gate + 1
+    slopes = torch.tensor(encoding.head_slopes())[:, None, None]
+    bias = encoding.bias(grid.positions(), 0)
     result = bias.dense(q=q, k=k)
     torch.testing.assert_close(result.expand(2, -1, -1, -1), -slopes * gate * distance, rtol=1e-4, atol=1e-5)
     assert (result[..., :2, :] == 0).all()
     assert (result[..., :2] == 0).all()
     v = torch.randn(2, 3, grid.tokens, 8)
-    want = ((q @ k.transpose(-1, -2)) * 8**-0.5 + result).softmax(-1) @ v
+    output = ((q @ k.transpose(-1, -2)) * 8**-0.5 + result).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            attention(q, k, v, bias=bias, backend=backend), output, rtol=1e-4, atol=1e-5
+        )
 
 
-def test_gates_start_with_unit_scale():
+def test_gates_have_unit_scale_initially():
     """Directions from N(0, 1 / d_h), softplus(omega) of 1."""
-    made = create_encoding("grape_alibi(gates=query_key)", dim=512, num_heads=2)
-    for direction in (made.u, made.v):
+    encoding = create_encoding("grape_alibi(gates=query_key)", dim=512, num_heads=2)
+    for direction in (encoding.u, encoding.v):
         assert 0.9 < direction.std() * 256**0.5 < 1.1
-    torch.testing.assert_close(F.softplus(made.omega), torch.ones_like(made.omega))
+    torch.testing.assert_close(F.softplus(encoding.omega), torch.ones_like(encoding.omega))
 
 
 def test_gated_alibi_with_dropped_tokens_and_causal():
-    made = build("grape_alibi")
+    encoding = build("grape_alibi")
     pos = Grid((3, 4), prefix=1).positions()
     q, k = content(13)
     keep = torch.tensor([[0, 4, 9], [0, 12, 3]])
-    full = made.bias(pos, 0).dense(q=q, k=k)
+    full = encoding.bias(pos, 0).dense(q=q, k=k)
     index = keep[:, None, :, None].expand(-1, 3, -1, 8)
-    few = made.bias(pos.gather(keep), 0).dense(q=q.gather(2, index), k=k.gather(2, index))
+    subset = encoding.bias(pos.gather(keep), 0).dense(q=q.gather(2, index), k=k.gather(2, index))
     for i in range(2):
-        torch.testing.assert_close(few[i], full[i][:, keep[i]][:, :, keep[i]], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(subset[i], full[i][:, keep[i]][:, :, keep[i]], rtol=1e-5, atol=1e-6)
     causal = create_encoding("grape_alibi(gates=none,causal=true)", dim=8, num_heads=1)
     dense = causal.bias(Grid((4,), prefix=1).positions(), 0).dense()[0, 0]
     steps = torch.tensor([[max(i - j, 0) if min(i, j) > 0 else 0 for j in range(5)] for i in range(5)])
     torch.testing.assert_close(dense, -(2.0**-8) * steps.float())
 
 
-def test_paths_by_hand():
-    made = build("grape_path(p_dim=4,base=100)")
+def test_paths_against_a_loop():
+    encoding = build("grape_path(p_dim=4,base=100)")
     x = torch.randn(2, 6, 24)
     pos = Grid((5,), prefix=1).positions()
-    result = made.bias(pos, 0, x).dense()
+    result = encoding.bias(pos, 0, x).dense()
     assert (result[..., :1, :] == 0).all()
     assert (result[..., :1] == 0).all()
-    p = made.c_p(x[:, 1:]).reshape(2, 5, 3, 4)
+    p = encoding.c_p(x[:, 1:]).reshape(2, 5, 3, 4)
     slopes = (2**-4, 2**-8, 2**-2)
     for b, h, t, j in ((0, 0, 4, 1), (1, 2, 3, 0), (0, 1, 2, 2), (1, 1, 1, 3)):
         total = torch.zeros(())
         for step in range(j + 1, t + 1):
             row = p[b, step, h] / p[b, step, h].square().mean().sqrt()
-            turn = torch.polar(torch.ones(2), -step * torch.tensor([1.0, 0.1]))
-            z = torch.complex(row[:2], row[2:]) * turn
+            phase = torch.polar(torch.ones(2), -step * torch.tensor([1.0, 0.1]))
+            z = torch.complex(row[:2], row[2:]) * phase
             total = total + slopes[h] * F.logsigmoid(p[b, t, h] @ torch.cat([z.real, z.imag]) / 4)
         torch.testing.assert_close(result[b, h, t + 1, j + 1], total, rtol=1e-4, atol=1e-5)
     layer = Attention(24, 3, "grape_path")
@@ -159,16 +161,16 @@ def test_paths_by_hand():
 
 
 def test_tokens_without_a_position_are_not_on_the_path():
-    made, x = build("grape_path"), torch.randn(2, 6, 24)
+    encoding, x = build("grape_path"), torch.randn(2, 6, 24)
     grid = Grid((4,), prefix=2).positions()
-    expected = made.bias(grid, 0, x).dense()
+    expected = encoding.bias(grid, 0, x).dense()
     free = Positions(grid.coords, grid.spatial, grid.extent)
-    torch.testing.assert_close(made.bias(free, 0, x).dense(), expected)
+    torch.testing.assert_close(encoding.bias(free, 0, x).dense(), expected)
     # tokens without a position between and behind the others, different in each sample
     order = torch.tensor([[2, 0, 3, 4, 1, 5], [2, 3, 4, 5, 0, 1]])
     coords, spatial = grid.coords.expand(2, -1, -1), grid.spatial.expand(2, -1)
     mixed = Positions(coords.gather(1, order[..., None]), spatial.gather(1, order), grid.extent)
-    result = made.bias(mixed, 0, x.gather(1, order[..., None].expand(-1, -1, 24))).dense()
+    result = encoding.bias(mixed, 0, x.gather(1, order[..., None].expand(-1, -1, 24))).dense()
     for i, at in enumerate(order):
         torch.testing.assert_close(result[i], expected[i][:, at][:, :, at])
 

@@ -18,16 +18,16 @@ from vispe.errors import OptionError, ShapeError
 def pose(seed=0, views=2, batch=1):
     """Return random rigid motions (batch, views, 4, 4)."""
     generator = torch.Generator().manual_seed(seed)
-    turn, _ = torch.linalg.qr(torch.randn(batch, views, 3, 3, dtype=torch.float64, generator=generator))
-    turn = turn * torch.linalg.det(turn)[..., None, None]
+    matrix, _ = torch.linalg.qr(torch.randn(batch, views, 3, 3, dtype=torch.float64, generator=generator))
+    matrix = matrix * torch.linalg.det(matrix)[..., None, None]
     out = torch.eye(4, dtype=torch.float64).repeat(batch, views, 1, 1)
-    out[..., :3, :3] = turn
+    out[..., :3, :3] = matrix
     out[..., :3, 3] = torch.randn(batch, views, 3, dtype=torch.float64, generator=generator)
     return out
 
 
-def second_degree(turn):
-    """Return how R S R^T acts on the five numbers of a symmetric S without trace, by solving for them."""
+def second_degree(matrix):
+    """Return the action of R S R^T on the five numbers of a traceless symmetric S, by least squares."""
     half, third = 0.5**0.5, 6**-0.5
     s = torch.zeros(5, 3, 3, dtype=torch.float64)
     for i, (a, b) in enumerate(((0, 1), (1, 2), (0, 2))):
@@ -35,12 +35,12 @@ def second_degree(turn):
     s[3] = torch.diag(torch.tensor([-third, -third, 2 * third], dtype=torch.float64))
     s[4] = torch.diag(torch.tensor([half, -half, 0], dtype=torch.float64))
     columns = [
-        torch.linalg.lstsq(s.flatten(1).t(), (turn @ m @ turn.t()).flatten()[:, None]).solution for m in s
+        torch.linalg.lstsq(s.flatten(1).t(), (matrix @ m @ matrix.t()).flatten()[:, None]).solution for m in s
     ]
     return torch.cat(columns, 1)
 
 
-def representation(encoding, place, extrinsic):
+def representation(encoding, coords, extrinsic):
     """Return rho (d, d) of one token for its position (axes,) and pose (4, 4) or None."""
     d, blocks = encoding.head, []
     sizes = {g.name: g.size for g in encoding.groups}
@@ -50,19 +50,19 @@ def representation(encoding, place, extrinsic):
         rho[:3, 3] *= encoding.scale.item()
         blocks += [rho] * (sizes["se3"] // 4)
     if "so3" in sizes:
-        turn = extrinsic[:3, :3].t()
-        both = [turn] if encoding.so3_degree == 1 else [turn, second_degree(turn)]
+        matrix = extrinsic[:3, :3].t()
+        both = [matrix] if encoding.so3_degree == 1 else [matrix, second_degree(matrix)]
         blocks += both * (sizes["so3"] // sum(len(b) for b in both))
     if "so2" in sizes:
         count = sizes["so2"] // 2 // encoding.axes
         for f, axis in itertools.product(range(count), reversed(range(encoding.axes))):
             speed = 1 if encoding.share_freqs else 2.0 ** (f + 1 - count)
-            a = 2 * math.pi * encoding.top[axis] * place[axis] * speed
+            a = 2 * math.pi * encoding.top[axis] * coords[axis] * speed
             rows = [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]
             blocks.append(torch.tensor(rows, dtype=torch.float64))
     if "t2" in sizes:
         shift = torch.eye(3, dtype=torch.float64)
-        shift[2, 0], shift[2, 1] = place[1], place[0]
+        shift[2, 0], shift[2, 1] = coords[1], coords[0]
         blocks += [shift] * (sizes["t2"] // 3)
     full = torch.block_diag(*[b for b in blocks if b.numel()])
     assert full.shape == (d, d)
@@ -103,9 +103,9 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
     for b in range(3):
         rho = [torch.eye(head, dtype=torch.float64)] * prefix
         for i, cell in enumerate(cells):
-            place = [c / m for c, m in zip(cell, divisor, strict=True)]
+            coords = [c / m for c, m in zip(cell, divisor, strict=True)]
             arguments = attrs["extrinsic"][b, i * 2 // len(cells)] if posed else None
-            rho.append(representation(encoding, place, arguments))
+            rho.append(representation(encoding, coords, arguments))
         rho = torch.stack(rho)
         inverse = torch.linalg.inv(rho)
         for h in range(2):
@@ -114,16 +114,16 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
             vt = torch.einsum("nij,nj->ni", rho, v[b, h]) if encoding.values else v[b, h]
             out = (qt @ kt.t() * head**-0.5).softmax(-1) @ vt
             expected[b, h] = torch.einsum("nij,nj->ni", inverse, out) if encoding.values else out
-    turn = encoding.transform(pos, 0)
+    transform = encoding.transform(pos, 0)
     for backend in ("reference", "sdpa"):
-        actual = vispe.attention(q, k, v, transform=turn, backend=backend)
+        actual = vispe.attention(q, k, v, transform=transform, backend=backend)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     if prefix:
-        for act in (turn.query, turn.key, turn.value, turn.output):
+        for act in (transform.query, transform.key, transform.value, transform.output):
             assert torch.equal(act(q)[:, :, :prefix], q[:, :, :prefix])
 
 
-def test_images_take_tables_and_not_matrices():
+def test_images_use_tables_and_not_matrices():
     pos = Grid((3, 4)).positions()
     plain = create_encoding("gta", dim=24, num_heads=2)
     assert isinstance(plain.transform(pos, 0), PairRotation)
@@ -141,7 +141,7 @@ def test_images_take_tables_and_not_matrices():
     t2=st.sampled_from([0, 3]),
 )
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_the_output_does_not_see_a_shift(h, w, down, right, t2):
+def test_output_is_invariant_to_shifts(h, w, down, right, t2):
     encoding = create_encoding("gta", dim=22, num_heads=2, normalize="none", t2=t2, max_freq=0.3)
     coords = Grid((h, w)).positions().coords.double()
     q, k, v = torch.randn(3, 1, 2, h * w, 11, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_the_output_does_not_see_a_shift(h, w, down, right, t2):
 
 @given(seed=st.integers(0, 1000), scale=st.floats(0.01, 2))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_the_output_does_not_see_a_motion_of_all_cameras(seed, scale):
+def test_output_is_invariant_to_a_motion_of_all_cameras(seed, scale):
     encoding = create_encoding("gta", dim=40, num_heads=2, se3=8, so3=8).double()
     with torch.no_grad():
         encoding.scale.fill_(scale)
@@ -169,18 +169,18 @@ def test_the_output_does_not_see_a_motion_of_all_cameras(seed, scale):
 
 
 @cases("options", [{}, {"se3": 8}, {"so3": 8, "t2": 3, "so2": 4}])
-def test_dropped_tokens_keep_their_frame(options):
+def test_dropped_tokens(options):
     encoding = create_encoding("gta", dim=32, num_heads=2, **options)
     attrs = {"extrinsic": pose(views=3, batch=2).float()} if len(options) else {}
     pos = encoding.prepare(Grid((3, 4), prefix=1).positions().replace(attrs=attrs))
     x = torch.randn(2, 2, 13, 16)
-    turn = encoding.transform(pos, 0)
+    transform = encoding.transform(pos, 0)
     keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(12)[:5]]) for _ in range(2)])
     take = keep[:, None, :, None].expand(-1, 2, -1, 16)
-    few = encoding.transform(pos.gather(keep), 0)
+    subset = encoding.transform(pos.gather(keep), 0)
     for act in ("query", "key", "value", "output"):
         torch.testing.assert_close(
-            getattr(few, act)(x.gather(2, take)), getattr(turn, act)(x).gather(2, take)
+            getattr(subset, act)(x.gather(2, take)), getattr(transform, act)(x).gather(2, take)
         )
 
 
@@ -198,13 +198,13 @@ def test_gradients(options):
         if options:
             del encoding.scale
             encoding.scale = scale
-        turn = encoding.transform(pos.replace(coords=coords), 0)
-        return vispe.attention(q, k, v, transform=turn, backend="reference") * scale
+        transform = encoding.transform(pos.replace(coords=coords), 0)
+        return vispe.attention(q, k, v, transform=transform, backend="reference") * scale
 
     assert torch.autograd.gradcheck(out, (q, k, v, coords, scale), fast_mode=True)
 
 
-def test_poses_may_come_per_token():
+def test_poses_per_token():
     encoding = create_encoding("gta(se3=8)", dim=32, num_heads=2)
     base, views = Grid((4, 3)).positions(), pose(views=4).float()
     each = vispe.grid.PerToken(views.repeat_interleave(3, 1), (1,))
@@ -213,9 +213,9 @@ def test_poses_may_come_per_token():
 
 
 def test_another_size():
-    whole, trained = (create_encoding("gta", dim=16, num_heads=2, normalize=n) for n in ("axis", "train"))
+    per_axis, trained = (create_encoding("gta", dim=16, num_heads=2, normalize=n) for n in ("axis", "train"))
     large = Grid((6, 8), reference=(3, 4)).positions()
-    assert whole.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
+    assert per_axis.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
     assert trained.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 3, 7 / 4])
 
 

@@ -46,12 +46,12 @@ def test_the_rotation_equals_that_of_transformers(layout, module):
     (q, k), angles = tables()
     wide = torch.cat([angles[0]] * 2, -1) if layout == "half" else angles[0].repeat_interleave(2, -1)
     expected = apply(q, k, wide.cos(), wide.sin())
-    turn = PairRotation(angles.cos(), angles.sin(), layout)
-    torch.testing.assert_close((turn.query(q), turn.key(k)), expected)
+    transform = PairRotation(angles.cos(), angles.sin(), layout)
+    torch.testing.assert_close((transform.query(q), transform.key(k)), expected)
 
 
 @pytest.mark.skipif(not hasattr(torch.nn, "RotaryEmbedding"), reason="torch has no nn.RotaryEmbedding")
-def test_torch_uses_the_word_interleaved():
+def test_docs_of_torch_use_the_word_interleaved():
     import inspect
 
     assert "interleaved" in inspect.signature(torch.nn.RotaryEmbedding).parameters
@@ -62,13 +62,13 @@ def test_layouts_differ_by_the_order_of_the_channels(name):
     (q, k), _ = tables(tokens=6)
     axes = max(vispe.encoding_info(name).ndim) if name == "xpos" else 2
     positions = Grid((2, 3) if axes == 2 else (6,)).positions()
-    made = []
+    transforms = []
     for layout in ("half", "interleaved"):
         torch.manual_seed(0)
         options = {"causal": True} if name == "xpos" else {}
         encoding = vispe.create_encoding(name, dim=32, num_heads=2, layout=layout, **options).eval()
-        made.append(encoding.transform(positions, 0))
-    half, interleaved = made
+        transforms.append(encoding.transform(positions, 0))
+    half, interleaved = transforms
     for method in ("query", "key"):
         x = q if method == "query" else k
         expected = to_interleaved(getattr(half, method)(to_half(x)))

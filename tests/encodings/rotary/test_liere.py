@@ -1,4 +1,4 @@
-"""LieRE against matrix exponentials written out in float64."""
+"""LieRE against matrix exponentials in float64."""
 
 import itertools
 import math
@@ -38,29 +38,29 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
     expected = torch.eye(head, dtype=torch.float64).repeat(pos.tokens, HEADS, 1, 1)
     for n, cell in enumerate(itertools.product(*map(range, shape))):
         if encoding.normalize == "train":
-            place = [i / t for i, t in zip(cell, trained, strict=True)]
+            position = [i / t for i, t in zip(cell, trained, strict=True)]
         elif encoding.normalize == "none":
-            place = list(cell)
+            position = list(cell)
         else:
             lines = [
                 torch.linspace(0, m / t, m, dtype=torch.float64) for m, t in zip(shape, trained, strict=True)
             ]
-            place = [line[i].item() for line, i in zip(lines, cell, strict=True)]
+            position = [line[i].item() for line, i in zip(lines, cell, strict=True)]
         for h, j in itertools.product(range(HEADS), range(blocks)):
             total = torch.zeros(s, s, dtype=torch.float64)
             for axis in range(axes):
                 entries = encoding.skew[h if heads > 1 else 0, axis, j].tolist()
                 for (a, b), u in zip(itertools.combinations(range(s), 2), entries, strict=True):
-                    total[a, b] += place[axis] * u / encoding.scale_factor
-                    total[b, a] -= place[axis] * u / encoding.scale_factor
+                    total[a, b] += position[axis] * u / encoding.scale_factor
+                    total[b, a] -= position[axis] * u / encoding.scale_factor
             expected[n + 2, h, j * s : j * s + s, j * s : j * s + s] = torch.linalg.matrix_exp(total)
     x = torch.randn(3, HEADS, pos.tokens, head, dtype=torch.float64)
-    turn = encoding.transform(pos, 0)
-    actual = turn.query(x)
+    transform = encoding.transform(pos, 0)
+    actual = transform.query(x)
     torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-5)
-    assert torch.equal(actual, turn.key(x))
+    assert torch.equal(actual, transform.key(x))
     assert torch.equal(actual[:, :, :2], x[:, :, :2])
-    assert turn.value(x) is x
+    assert transform.value(x) is x
     torch.testing.assert_close(actual.norm(dim=-1), x.norm(dim=-1))
 
 
@@ -88,7 +88,7 @@ def test_fixed_generators_are_axial_rotations(kind, shape):
             torch.testing.assert_close(result[:, :, n + 1, c + 1], sin * a + cos * b, rtol=1e-5, atol=1e-5)
 
 
-def test_a_patch_keeps_its_coordinate_at_another_size():
+def test_coordinates_of_patches_do_not_depend_on_the_size():
     encoding = build(reference=[3, 4])
     small, large = (encoding.coordinates(Grid(s).positions())[0] for s in ((3, 4), (6, 8)))
     torch.testing.assert_close(large.reshape(6, 8, 2)[:3, :4], small.reshape(3, 4, 2))
@@ -102,26 +102,26 @@ def test_a_patch_keeps_its_coordinate_at_another_size():
 
 @given(h=st.integers(1, 5), w=st.integers(1, 5), down=st.floats(-2, 2), right=st.floats(-2, 2))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_planar_and_fixed_generators_see_offsets_only(h, w, down, right):
+def test_planar_and_fixed_generators_depend_on_offsets_only(h, w, down, right):
     coords = Grid((h, w)).positions().coords.double()
     for options in ({"block": 2, "normalize": "none"}, {"kind": "even", "normalize": "none"}):
         encoding = build(**options)
         q, k = torch.randn(2, 1, HEADS, h * w, 12, dtype=torch.float64)
         scores = []
         for shift in (0.0, torch.tensor([down, right])):
-            turn = encoding.transform(Positions(coords + shift), 0)
-            scores.append(turn.query(q) @ turn.key(k).mT)
+            transform = encoding.transform(Positions(coords + shift), 0)
+            scores.append(transform.query(q) @ transform.key(k).mT)
         torch.testing.assert_close(*scores, rtol=1e-8, atol=1e-8)
 
 
-def test_larger_blocks_see_more_than_offsets():
+def test_larger_blocks_depend_on_absolute_positions():
     encoding = build(block=4, normalize="none")
     coords = Grid((3, 4)).positions().coords.double()
     first, second = (encoding.rotations(Positions(coords + s))[0, 0, :, 0] for s in (0.0, 0.7))
     assert (first[0].mT @ first[7] - second[0].mT @ second[7]).abs().max() > 0.1
 
 
-def test_dropped_tokens_keep_their_rotation():
+def test_dropped_tokens():
     for options in ({}, {"kind": "even"}, {"normalize": "linspace"}):
         encoding = build(**options)
         pos = Grid((3, 5), prefix=1).positions()
@@ -129,8 +129,8 @@ def test_dropped_tokens_keep_their_rotation():
         full = encoding.transform(pos, 0).query(x)
         keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(15)[:6]]) for _ in range(3)])
         take = keep[:, None, :, None].expand(-1, HEADS, -1, 12)
-        few = encoding.transform(pos.gather(keep), 0).query(x.gather(2, take))
-        torch.testing.assert_close(few, full.gather(2, take), rtol=1e-5, atol=1e-6)
+        subset = encoding.transform(pos.gather(keep), 0).query(x.gather(2, take))
+        torch.testing.assert_close(subset, full.gather(2, take), rtol=1e-5, atol=1e-6)
 
 
 @cases("shape", [(3, 2), (1, 4)])
@@ -149,7 +149,7 @@ def test_gradients(shape):
     assert torch.autograd.gradcheck(rotated, (q, coords, start), fast_mode=True)
 
 
-def test_starts():
+def test_initialisation():
     torch.manual_seed(0)
     many = {"dim": 64 * 16, "num_heads": 64}
     uniform, symmetric = (create_encoding("liere", init=i, **many).skew for i in ("uniform", "symmetric"))

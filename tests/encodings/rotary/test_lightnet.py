@@ -35,8 +35,8 @@ def test_cosine_form(shape, head, prefix, spectrum, learned):
     )
     grid = Grid(shape, prefix=prefix)
     q, k = torch.randn(2, 3, 2, grid.tokens, head)
-    turn = encoding.transform(grid.positions(), 0)
-    wide = turn.query(q)
+    transform = encoding.transform(grid.positions(), 0)
+    wide = transform.query(q)
     assert wide.shape == (3, 2, grid.tokens, 2 * head)
     assert torch.equal(wide[:, :, :prefix, :head], q[:, :, :prefix])
     assert not wide[:, :, :prefix, head:].any()
@@ -45,7 +45,7 @@ def test_cosine_form(shape, head, prefix, spectrum, learned):
         phi = torch.tensor([phases(encoding, c, head, h) for c in cells])
         weight = (phi[:, None] - phi[None]).cos()
         expected = torch.einsum("bic,bjc,ijc->bij", q[:, h], k[:, h], weight)
-        actual = wide[:, h] @ turn.key(k)[:, h].mT
+        actual = wide[:, h] @ transform.key(k)[:, h].mT
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -78,8 +78,8 @@ def test_scores_depend_on_offsets_only(form, h, w, down, right):
     q, k = torch.randn(2, 1, 2, h * w, 8, dtype=torch.float64)
     scores = []
     for shift in (0.0, torch.tensor([down, right])):
-        turn = encoding.transform(Positions(coords + shift), 0)
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        transform = encoding.transform(Positions(coords + shift), 0)
+        scores.append(transform.query(q) @ transform.key(k).mT)
     torch.testing.assert_close(*scores, rtol=1e-6, atol=1e-6)
 
 
@@ -94,8 +94,8 @@ def test_gradients_and_backends(form):
     def out(q, k, v, coords, theta, backend="reference"):
         del encoding.theta
         encoding.theta = theta
-        turn = encoding.transform(grid.positions().replace(coords=coords), 0)
-        return attention(q, k, v, transform=turn, backend=backend)
+        transform = encoding.transform(grid.positions().replace(coords=coords), 0)
+        return attention(q, k, v, transform=transform, backend=backend)
 
     assert torch.autograd.gradcheck(out, (q, k, v, coords, start), fast_mode=True)
     torch.testing.assert_close(out(q, k, v, coords, start), out(q, k, v, coords, start, "sdpa"))
@@ -111,11 +111,11 @@ def test_dropped_tokens_and_another_grid(form):
         keep = torch.stack(
             [torch.cat([torch.arange(1), 1 + torch.randperm(pos.tokens - 1)[:6]]) for _ in range(3)]
         )
-        few = encoding.transform(pos.gather(keep), 0).query(
+        subset = encoding.transform(pos.gather(keep), 0).query(
             x.gather(2, keep[:, None, :, None].expand(-1, 2, -1, 8))
         )
         torch.testing.assert_close(
-            few, full.gather(2, keep[:, None, :, None].expand(-1, 2, -1, full.shape[-1]))
+            subset, full.gather(2, keep[:, None, :, None].expand(-1, 2, -1, full.shape[-1]))
         )
 
 

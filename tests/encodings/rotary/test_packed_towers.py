@@ -26,10 +26,10 @@ def transformed(x, axis_of_pair, rates, coords):
 
 
 def rotated(spec, x, pos, **options):
-    made = create_encoding(
+    encoding = create_encoding(
         spec, dim=x.shape[1] * x.shape[2], num_heads=x.shape[1], head_dim=x.shape[2], **options
     )
-    return made.transform(pos, 0).query(x.transpose(0, 1)[None])[0].transpose(0, 1)
+    return encoding.transform(pos, 0).query(x.transpose(0, 1)[None])[0].transpose(0, 1)
 
 
 @cases(("width", "theta"), [(4, 100.0), (12, 10000.0), (20, 7.0)])

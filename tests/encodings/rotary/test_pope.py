@@ -29,9 +29,9 @@ def slow(encoding, grid, counts, q, k):
             a, b = q[:, h, i, c], k[:, h, j, c]
             if c < len(axis_of):
                 axis, power = axis_of[c]
-                here, there = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
+                query_coord, key_coord = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
                 bias = 0 if cells[j] is None else encoding.bias[h, c].clamp(-2 * math.pi, 0)
-                phase = torch.as_tensor((there - here) * encoding.base**-power + bias)
+                phase = torch.as_tensor((key_coord - query_coord) * encoding.base**-power + bias)
                 a, b = F.softplus(a) * phase.cos(), F.softplus(b)
             scores[:, h, i, j] += a * b
     return scores
@@ -50,8 +50,8 @@ def test_scores_and_gradients(shape, prefix, options, counts):
     encoding = build(**options).double()
     grid = Grid(shape, prefix=prefix)
     q, k = (torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
-    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, counts, q, k)
+    transform = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
+    actual, expected = transform.query(q) @ transform.key(k).mT, slow(encoding, grid, counts, q, k)
     leaves, cotangent = [q, k, encoding.bias], torch.randn_like(expected)
     sides = [torch.autograd.grad(side, leaves, cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
@@ -66,15 +66,15 @@ def test_spacing_prefix_and_dropped_tokens():
         torch.testing.assert_close(full[:, :, :2, 0::2], F.softplus(x[:, :, :2]))
         assert not full[:, :, :2, 1::2].any()
         keep = torch.tensor([[0, 1, 16, 7, 3], [0, 1, 5, 6, 4]])
-        few = getattr(encoding.transform(pos.gather(keep), 0), side)(
+        subset = getattr(encoding.transform(pos.gather(keep), 0), side)(
             x.expand(2, -1, -1, -1).gather(2, keep[:, None, :, None].expand(-1, 2, -1, 8))
         )
         for i in range(2):
-            torch.testing.assert_close(few[i], full[0][:, keep[i]])
+            torch.testing.assert_close(subset[i], full[0][:, keep[i]])
     spaced = build(spacing=[2.0, 0.5])
     spaced.load_state_dict(dict(encoding.state_dict()))
-    there = encoding.transform(Grid((3, 5), spacing=(2.0, 0.5)).positions(), 0).key(x[:, :, 2:])
-    torch.testing.assert_close(spaced.transform(Grid((3, 5)).positions(), 0).key(x[:, :, 2:]), there)
+    expected = encoding.transform(Grid((3, 5), spacing=(2.0, 0.5)).positions(), 0).key(x[:, :, 2:])
+    torch.testing.assert_close(spaced.transform(Grid((3, 5)).positions(), 0).key(x[:, :, 2:]), expected)
 
 
 def test_scores_depend_on_offsets_only():
@@ -82,31 +82,31 @@ def test_scores_depend_on_offsets_only():
     coords = torch.randn(6, 2, dtype=torch.float64)
     q, k = torch.randn(2, 1, 2, 6, 14, dtype=torch.float64)
     turns = [encoding.transform(Positions(coords + shift), 0) for shift in (0.0, torch.tensor([3.7, -20.1]))]
-    torch.testing.assert_close(*(turn.query(q) @ turn.key(k).mT for turn in turns))
+    torch.testing.assert_close(*(transform.query(q) @ transform.key(k).mT for transform in turns))
 
 
 def test_backends_and_precision():
     encoding = build(rotated=0.5)
     pos = Grid((3, 4), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 13, 8)
-    turn = encoding.transform(pos, 0)
-    outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0)
+    outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
-    scores = (turn.query(q) @ turn.key(k).mT * 8**-0.5).softmax(-1) @ v
+    scores = (transform.query(q) @ transform.key(k).mT * 8**-0.5).softmax(-1) @ v
     torch.testing.assert_close(outs[0], scores)
     small = attention(q.half(), k.half(), v.half(), transform=encoding.half().transform(pos, 0))
     torch.testing.assert_close(small.float(), outs[0], rtol=0.02, atol=0.02)
 
 
-def test_where_biases_start():
+def test_initial_biases():
     assert not create_encoding("pope", dim=16, num_heads=2).bias.any()
-    drawn = create_encoding("pope", dim=512, num_heads=2, init="uniform").bias
-    assert -2 * math.pi <= drawn.min() < -6
-    assert -0.3 < drawn.max() <= 0
+    bias = create_encoding("pope", dim=512, num_heads=2, init="uniform").bias
+    assert -2 * math.pi <= bias.min() < -6
+    assert -0.3 < bias.max() <= 0
     assert create_encoding("pope.text", dim=16, num_heads=2).base == 10000
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="pope", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

@@ -35,14 +35,14 @@ def intrinsics(views, batch=1, skew=0.0):
 
 
 def matrix_of(token_row, token_column, pose, camera, size, channels, base):
-    """Return rho (channels, channels), written entry by entry: its inverse acts on keys, its transpose on queries."""
+    """Return rho (channels, channels), entry by entry: its inverse acts on keys, its transpose on queries."""
     out = torch.zeros(channels, channels, dtype=torch.float64)
-    lifted = torch.eye(4, dtype=torch.float64)
+    padded = torch.eye(4, dtype=torch.float64)
     if camera is not None:
         height, width = size
-        lifted[0, :3] = torch.stack([camera[0, 0] / width, camera[0, 1] / width, camera[0, 2] / width - 0.5])
-        lifted[1, 1:3] = torch.stack([camera[1, 1] / height, camera[1, 2] / height - 0.5])
-    projection = lifted @ pose
+        padded[0, :3] = torch.stack([camera[0, 0] / width, camera[0, 1] / width, camera[0, 2] / width - 0.5])
+        padded[1, 1:3] = torch.stack([camera[1, 1] / height, camera[1, 2] / height - 0.5])
+    projection = padded @ pose
     for group in range(channels // 8):
         out[4 * group : 4 * group + 4, 4 * group : 4 * group + 4] = projection
     pairs = channels // 8
@@ -58,7 +58,7 @@ def matrix_of(token_row, token_column, pose, camera, size, channels, base):
 
 
 def slow(q, k, v, rho):
-    """Return attention with matrices (b, n, d, d): transposed on q, inverted on k and v, as they are on the output."""
+    """Return attention with matrices (b, n, d, d): transposed on q, inverted on k and v, unchanged on the output."""
     inverse = torch.linalg.inv(rho)
     q_t = torch.einsum("bnji,bhnj->bhni", rho, q)
     k_t, v_t = (torch.einsum("bnij,bhnj->bhni", inverse, x) for x in (k, v))
@@ -157,7 +157,7 @@ def test_widths_that_are_not_multiples_of_8(width, pairs, groups):
     assert torch.equal(query[..., end:], x[..., end:])
 
 
-def test_one_view_needs_no_camera():
+def test_one_view_without_camera():
     """P P^-1 cancels, so an image has the same output with any camera and without one."""
     encoding = create_encoding("prope", dim=16, num_heads=1)
     q, k, v = torch.randn(3, 2, 1, 12, 16, dtype=torch.float64)
@@ -187,17 +187,17 @@ def test_invariant_under_a_change_of_the_world_frame(seed):
     assert not torch.allclose(outs[0], outs[2], atol=1e-2)
 
 
-def test_dropped_tokens_keep_their_camera():
+def test_dropped_tokens():
     encoding = create_encoding("prope", dim=16, num_heads=1)
     attrs = {"extrinsic": extrinsics(3, 2), "intrinsic": intrinsics(3), "image_size": (20, 30)}
     pos = encoding.prepare(Grid((3, 2, 2), prefix=1).positions().replace(attrs=attrs))
     keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(12)[:5]]) for _ in range(2)])
     x = torch.randn(2, 1, 13, 16)
     taken = keep[:, None, :, None].expand(-1, -1, -1, 16)
-    whole, few = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
+    full, subset = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
     for name in ("query", "key", "value", "output"):
         torch.testing.assert_close(
-            getattr(few, name)(x.gather(2, taken)), getattr(whole, name)(x).gather(2, taken)
+            getattr(subset, name)(x.gather(2, taken)), getattr(full, name)(x).gather(2, taken)
         )
 
 
@@ -222,7 +222,7 @@ def test_cameras_per_token_and_free_coordinates():
 
 
 def test_large_world_coordinates_in_float32():
-    """P^-1 is computed in float64: the cameras of one position far from the origin of the world keep their accuracy."""
+    """P^-1 is computed in float64: cameras of one position far from the world origin are accurate."""
     encoding = create_encoding("prope", dim=8, num_heads=1)
     poses = extrinsics(2)
     poses[..., :3, 3] *= 300
@@ -306,7 +306,7 @@ def test_heads_too_narrow_for_cameras():
         encoding.transform(Grid((2, 2, 3)).positions().replace(attrs={"extrinsic": extrinsics(2)}), 0)
 
 
-def test_cameras_must_be_set_before_tokens_are_dropped():
+def test_cameras_after_dropped_tokens_raise():
     encoding = create_encoding("prope", dim=16, num_heads=2)
     pos = (
         Grid((2, 2, 3)).positions().gather(torch.tensor([[0, 5]])).replace(attrs={"extrinsic": extrinsics(2)})

@@ -30,8 +30,8 @@ def test_formula_and_gradients():
     for shape in ((3, 5), (4,), (2, 1, 3)):
         pos = Grid(shape, prefix=1).positions()
         q, k = (torch.randn(2, 3, pos.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-        turn = encoding.transform(pos, 0)
-        actual = turn.query(q), turn.key(k)
+        transform = encoding.transform(pos, 0)
+        actual = transform.query(q), transform.key(k)
         expected = slow(q, encoding.q_up, encoding.q_down), slow(k, encoding.k_up, encoding.k_down)
         leaves = [q, k, *encoding.parameters()]
         cotangents = torch.randn_like(q), torch.randn_like(k)
@@ -39,17 +39,17 @@ def test_formula_and_gradients():
         torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
-def test_starts_as_the_identity_and_then_learns_all():
+def test_starts_as_the_identity_and_all_parameters_learn():
     encoding = create_encoding("psc", dim=24, num_heads=3)
-    turn = encoding.transform(Grid((2, 3)).positions(), 0)
+    transform = encoding.transform(Grid((2, 3)).positions(), 0)
     q, k = torch.randn(2, 2, 3, 6, 8)
-    assert torch.equal(turn.query(q), q)
-    assert torch.equal(turn.key(k), k)
+    assert torch.equal(transform.query(q), q)
+    assert torch.equal(transform.key(k), k)
     optimiser = torch.optim.SGD(encoding.parameters(), lr=0.1)
     for _ in range(2):
         optimiser.zero_grad()
-        turn = encoding.transform(Grid((2, 3)).positions(), 0)
-        (turn.query(q) @ turn.key(k).mT).backward(torch.randn(2, 3, 6, 6))
+        transform = encoding.transform(Grid((2, 3)).positions(), 0)
+        (transform.query(q) @ transform.key(k).mT).backward(torch.randn(2, 3, 6, 6))
         optimiser.step()
     assert all((p.grad != 0).all() for p in encoding.parameters())  # of V from the second step on
 
@@ -70,8 +70,8 @@ def test_calibrates_before_the_rotation_of_a_sum():
 def test_positions_do_not_matter():
     encoding = random_psc()
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
-    here, there = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))
-    assert torch.equal(here, there)
+    first, second = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_half_precision_parameters_compute_in_float32():
@@ -84,7 +84,7 @@ def test_half_precision_parameters_compute_in_float32():
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="psc+rope_axial", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

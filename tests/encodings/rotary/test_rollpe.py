@@ -53,7 +53,7 @@ def test_positions_between_integers_shift_the_phase_of_every_wave():
     torch.testing.assert_close(actual, expected)
 
 
-def test_it_is_rope_in_the_fourier_basis():
+def test_equals_rope_in_the_fourier_basis():
     encoding = build(dim=18, axes=1)  # 9 channels, 4 waves
     coords = 5 * torch.randn(1, 6, 1, dtype=torch.float64)
     q, k = torch.randn(2, 1, 2, 6, 9, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_the_period():
     assert encoding.transform(Positions(coords), 0).query(x).shape == x.shape
 
 
-def test_far_positions_lose_no_digits():
+def test_precision_of_far_positions():
     encoding, m = build(dim=22, axes=1), 11
     near, far = (encoding.rolls(Positions(torch.tensor([[[x]]]))) for x in (2.5, 2.5 + m * 2**15))
     torch.testing.assert_close(near, far, rtol=0, atol=0)

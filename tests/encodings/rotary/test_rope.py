@@ -1,4 +1,4 @@
-"""`rope_axial`, `rope_mixed` and `rope_dinov3` against angles written out token by token, and against timm."""
+"""`rope_axial`, `rope_mixed` and `rope_dinov3` against angles computed token by token, and against timm."""
 
 import math
 import warnings
@@ -31,8 +31,8 @@ def build(spec, dim=32, heads=2, **options):
 
 def angles(encoding, pos, layer=0):
     """Return the angles (b, h, n, pairs) modulo a turn, from the tables."""
-    turn = encoding.transform(pos, layer)
-    return torch.atan2(turn.sin, turn.cos)
+    transform = encoding.transform(pos, layer)
+    return torch.atan2(transform.sin, transform.cos)
 
 
 def same_angles(actual, expected, atol=1e-5):
@@ -45,10 +45,10 @@ def slow_angles(encoding, grid, scale=None):
     heads, pairs, n = encoding.num_heads, encoding.pairs, grid.axes
     rows = []
     for token in range(grid.patches):
-        rest, cell = token, []
+        index, cell = token, []
         for size in reversed(grid.shape):
-            cell.insert(0, rest % size)
-            rest //= size
+            cell.insert(0, index % size)
+            index //= size
         row = torch.zeros(heads, pairs, dtype=torch.float64)
         for head in range(heads):
             if encoding.name == "rope_mixed":
@@ -56,7 +56,7 @@ def slow_angles(encoding, grid, scale=None):
                     for axis in range(n):
                         row[head, pair] += cell[-1 - axis] * encoding.freqs[axis, head, pair].item()
                 continue
-            each, place = pairs // n, 0
+            each, pair_index = pairs // n, 0
             order = range(n) if getattr(encoding, "indexing", "ij") == "ij" else reversed(range(n))
             for axis in order:
                 for j in range(each):
@@ -68,8 +68,8 @@ def slow_angles(encoding, grid, scale=None):
                         angle = (
                             2 * math.pi * rate * (2 * (cell[axis] + 0.5) / div[encoding.normalize_coords] - 1)
                         )
-                    row[head, place] = angle
-                    place += 1
+                    row[head, pair_index] = angle
+                    pair_index += 1
         rows.append(row)
     table = torch.stack(rows, 1)
     return torch.cat([table.new_zeros(heads, grid.prefix, pairs), table], 1)
@@ -115,21 +115,21 @@ def test_three_axes(spec):
 
 def test_one_axis():
     encoding = build("rope_axial(temperature=10000)", dim=16, heads=1)
-    place = torch.tensor([0.0, 1.5, 7.0])
-    expected = place[:, None] * 10000.0 ** (-torch.arange(8) / 8)
-    same_angles(angles(encoding, Positions(place[:, None]))[0, 0], expected)
+    positions = torch.tensor([0.0, 1.5, 7.0])
+    expected = positions[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+    same_angles(angles(encoding, Positions(positions[:, None]))[0, 0], expected)
 
 
 @cases("axes", [1, 2, 3])
-def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
+def test_p_rope_does_not_rotate_the_slow_pairs_of_each_axis(axes):
     encoding = build("rope_axial.p_rope(rotary_ratio=0.7,indexing=ij)", dim=96)  # 24 pairs
     grid = Grid((3, 2, 4)[:axes], prefix=2)
     actual = angles(encoding, grid.positions())[0, 0, 2:].unflatten(0, grid.shape)
     each = 24 // axes
     rates = 10000.0 ** (-torch.arange(each) / each) * (torch.arange(each) < math.floor(0.7 * each))
     for axis in range(axes):
-        own = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
-        expected = (own[..., None] * rates).expand(*grid.shape, each)
+        coords = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
+        expected = (coords[..., None] * rates).expand(*grid.shape, each)
         same_angles(actual[..., axis * each : (axis + 1) * each], expected)
     assert not angles(build("rope_axial(rotary_ratio=0)"), Grid((3, 4)).positions()).any()
 
@@ -188,7 +188,7 @@ def test_equals_timm(shape):
         torch.testing.assert_close(rotated(build(spec), shape, x), expected, rtol=1e-4, atol=2e-5, msg=spec)
 
 
-def test_mixed_equals_timm_and_starts_as_it_does():
+def test_mixed_equals_timm_with_equal_initial_values():
     theirs = RotaryEmbeddingMixed(32, depth=3, num_heads=2)
     x = torch.randn(2, 2, 15, 16)
     for layer in range(3):
@@ -227,28 +227,30 @@ names = st.sampled_from([*NAMES, "rope_axial(layout=half)", "rope_dinov3(normali
 )
 def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
     encoding = build(spec).double()
-    here = Grid((h, w), prefix=prefix).positions()
-    here = here.replace(coords=here.coords.double(), extent=here.extent.double(), cell=here.cell.double())
-    step = torch.tensor([dy, dx]).double() * here.spatial[..., None]
-    away = here.replace(coords=here.coords + step)
-    q, k = torch.randn(2, 1, 2, here.tokens, 16, dtype=torch.float64)
+    base_pos = Grid((h, w), prefix=prefix).positions()
+    base_pos = base_pos.replace(
+        coords=base_pos.coords.double(), extent=base_pos.extent.double(), cell=base_pos.cell.double()
+    )
+    step = torch.tensor([dy, dx]).double() * base_pos.spatial[..., None]
+    shifted = base_pos.replace(coords=base_pos.coords + step)
+    q, k = torch.randn(2, 1, 2, base_pos.tokens, 16, dtype=torch.float64)
     scores = []
-    for pos in (here, away):
-        turn = encoding.transform(pos, 0)
-        scores.append((turn.query(q) @ turn.key(k).transpose(-1, -2))[..., prefix:, prefix:])
+    for pos in (base_pos, shifted):
+        transform = encoding.transform(pos, 0)
+        scores.append((transform.query(q) @ transform.key(k).transpose(-1, -2))[..., prefix:, prefix:])
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
 
 
 @quick
 @given(spec=names, h=sides, w=sides, prefix=st.integers(0, 3))
-def test_norms_are_stored(spec, h, w, prefix):
+def test_norms_are_preserved(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
-    turn = build(spec).transform(pos, 0)
-    for made in (turn.query(x), turn.key(x)):
-        torch.testing.assert_close(made.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
-        assert torch.equal(made[:, :, :prefix], x[:, :, :prefix])
-    assert turn.value(x) is x
+    transform = build(spec).transform(pos, 0)
+    for rotated in (transform.query(x), transform.key(x)):
+        torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
+        assert torch.equal(rotated[:, :, :prefix], x[:, :, :prefix])
+    assert transform.value(x) is x
 
 
 @quick
@@ -263,7 +265,7 @@ def test_a_quarter_turn_exchanges_the_groups_of_the_axes(n):
 
 @quick
 @given(h=sides, w=sides, unit=st.floats(0.125, 8, width=32))
-def test_dinov3_does_not_feel_the_unit(h, w, unit):
+def test_dinov3_does_not_depend_on_the_unit(h, w, unit):
     encoding = build("rope_dinov3(normalize_coords=max)")
     plain, scaled = Grid((h, w)).positions(), Grid((h, w), spacing=(unit, unit)).positions()
     same_angles(angles(encoding, plain), angles(encoding, scaled), atol=1e-4)
@@ -282,22 +284,22 @@ def test_spacing(name):
     same_angles(angles(encoding, grid.positions()), wide)
     if name == "rope_axial":
         pos = Grid((3, 4)).positions()
-        moved = Positions(pos.coords * torch.tensor([2.0, 0.5]))
-        same_angles(angles(encoding, moved), wide)
+        scaled = Positions(pos.coords * torch.tensor([2.0, 0.5]))
+        same_angles(angles(encoding, scaled), wide)
 
 
 @cases("spec", [*NAMES, "rope_axial(schedule=yarn,reference=[2,3])", "rope_dinov3(normalize_coords=max)"])
-def test_dropped_tokens_take_their_angles_along(spec):
+def test_dropped_tokens(spec):
     encoding = build(spec)
     pos = Grid((4, 5), prefix=2).positions()
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(20)[:6]]) for _ in range(3)])
-    whole, few = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
+    full, subset = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
     for i in range(3):
-        torch.testing.assert_close(few.cos[i], whole.cos[0][:, keep[i]], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(few.sin[i], whole.sin[0][:, keep[i]], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(subset.cos[i], full.cos[0][:, keep[i]], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(subset.sin[i], full.sin[0][:, keep[i]], rtol=1e-6, atol=1e-6)
 
 
-def test_tables_are_shared_by_layers_and_not_by_grids_of_as_many_tokens():
+def test_tables_are_shared_by_layers_and_not_by_grids_of_equal_length():
     encoding = build("rope_axial")
     pos = Grid((2, 6)).positions()
     assert encoding.transform(pos, 0) is encoding.transform(pos, 3)
@@ -320,10 +322,10 @@ def test_gradients(name):
     def scores(q, coords, *freqs):
         pos = Positions(coords, cells.spatial, cells.extent.double(), cell=cells.cell.double())
         if freqs:
-            turn = torch.func.functional_call(_Call(encoding), {"encoding.freqs": freqs[0]}, (pos,))
+            transform = torch.func.functional_call(_Call(encoding), {"encoding.freqs": freqs[0]}, (pos,))
         else:
-            turn = encoding.transform(pos, 0)
-        return (turn.query(q) @ turn.key(k).transpose(-1, -2) * cotangent).sum()
+            transform = encoding.transform(pos, 0)
+        return (transform.query(q) @ transform.key(k).transpose(-1, -2) * cotangent).sum()
 
     freqs = [p.detach().clone().requires_grad_() for p in encoding.parameters()]
     inputs = (q.requires_grad_(), cells.coords.double().requires_grad_(), *freqs)
@@ -350,7 +352,7 @@ AUGMENTED = "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2"
 
 @cases("name", NAMES)
 @cases("per_block", [False, True])
-def test_augmentation_takes_given_draws(name, per_block):
+def test_augmentation_replays_draws(name, per_block):
     encoding = build(f"{name}({AUGMENTED},per_block={str(per_block).lower()})", depth=3)
     plain = build(name)
     if name == "rope_mixed":
@@ -370,10 +372,10 @@ def test_augmentation_takes_given_draws(name, per_block):
         factor = draws["jitter_coords"][i] * draws["rescale_coords"][i]
         if name == "rope_dinov3":  # shifts of normalised coordinates, said in patches
             unit = (2 * (base.coords + 0.5) / size - 1 + draws["shift_coords"][i]) * factor
-            moved = (unit + 1) / 2 * size - 0.5
+            scaled = (unit + 1) / 2 * size - 0.5
         else:
-            moved = (base.coords + draws["shift_coords"][i]) * factor
-        expected = angles(plain, base.replace(coords=moved))
+            scaled = (base.coords + draws["shift_coords"][i]) * factor
+        expected = angles(plain, base.replace(coords=scaled))
         same_angles(angles(encoding, pos, layer), expected, atol=2e-4)
     assert encoding.prepare(pos) is pos
     if not per_block:
@@ -388,9 +390,9 @@ def test_augmentation_draws_in_training_only(name):
     pos = grid.positions()
     assert encoding.eval().prepare(pos) is pos
     encoding.train()
-    made = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
-    again = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
-    for a, b in zip(made, again, strict=True):
+    attrs = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
+    second = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
+    for a, b in zip(attrs, second, strict=True):
         assert torch.equal(a, b)
     many = [encoding.prepare(pos).attrs["rope"] for _ in range(200)]
     shift, jitter, rescale = (torch.cat([m[i] for m in many]) for i in range(3))
@@ -416,7 +418,7 @@ def test_augmentation_of_blocks_differs_between_blocks():
 
 @cases("name", NAMES)
 @cases("schedule", ["none", "rescale", "pi", "ntk", "yarn"])
-def test_schedules_leave_the_training_grid_alone(name, schedule):
+def test_schedules_do_not_change_the_training_grid(name, schedule):
     if name == "rope_mixed" and schedule == "ntk":
         pytest.skip(
             "mixed frequencies have no base that ntk could raise; the refusal is tested with the other errors"
@@ -457,7 +459,7 @@ def test_schedules_per_axis(name):
     same_angles(yarn[0, down][-1], rescale[0, down][-1])
 
 
-def test_ntk_stretches_the_slowest_pair_by_the_scale_and_the_fastest_not():
+def test_ntk_stretches_the_slowest_pair_by_the_scale_but_not_the_fastest():
     pos = Grid((12, 8), reference=(4, 8)).positions()
     by_y = angles(build("rope_axial(schedule=ntk)"), pos)[0, 0, 8][4:]
     plain = 100.0 ** (-torch.arange(4) / 4)
@@ -518,17 +520,17 @@ def test_ssmax_learns_a_factor_for_each_head(name):
     def logits(e, q):
         return e.transform(pos, 0).query(q) @ e.transform(pos, 0).key(k).transpose(-1, -2)
 
-    bare = logits(plain, q).detach() * math.log(30) / math.log(15)
+    expected = logits(plain, q).detach() * math.log(30) / math.log(15)
     result = logits(encoding, q)
-    torch.testing.assert_close(result, bare * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(result, expected * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
     weights = cotangent @ k.transpose(-1, -2)
     (grad,) = torch.autograd.grad((result * weights).sum(), [encoding.sharpness])
-    torch.testing.assert_close(grad, (bare * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(grad, (expected * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
     encoding.reset_parameters()
     assert torch.equal(encoding.sharpness, torch.ones(2, dtype=torch.float64))
 
 
-def test_samples_of_two_sizes_have_factors_of_their_own():
+def test_samples_of_two_sizes_have_separate_factors():
     encoding = build("rope_axial(logit_scale=log_length,reference=[4,4])")
     coords = torch.zeros(2, 3, 2)
     pos = Positions(coords, extent=torch.tensor([[8.0, 4.0], [2.0, 2.0]]))
@@ -536,7 +538,7 @@ def test_samples_of_two_sizes_have_factors_of_their_own():
     assert result[:, 0, 0, 0].tolist() == pytest.approx([math.log(32) / math.log(16), 1.0])
 
 
-def test_every_layer_of_a_model_has_its_own_ssmax():
+def test_ssmax_is_separate_per_layer():
     model = vispe.convert(vit(), "rope_axial(logit_scale=ssmax)")
     stock = vispe.convert(vit(), "rope_axial")
     stock.load_state_dict({k: v for k, v in model.state_dict().items() if "sharpness" not in k})
@@ -558,16 +560,16 @@ def test_half_precision_rotates_with_exact_angles():
         assert mixed.transform(pos, 0).cos.dtype == torch.float32
 
 
-def test_pairs_read_as_complex_numbers_or_not_are_the_same():
-    turn = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
+def test_complex_and_real_rotation_are_equal():
+    transform = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
     odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
-    for made in (turn.query(odd), turn.key(odd)):
-        torch.testing.assert_close(made, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
+    for out in (transform.query(odd), transform.key(odd)):
+        torch.testing.assert_close(out, transform.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
     x = odd.contiguous().requires_grad_()
-    (gradient,) = torch.autograd.grad(turn.query(x), x, torch.ones_like(x))
-    back = type(turn)(turn.cos, -turn.sin, turn.layout)
-    torch.testing.assert_close(gradient, back.query(torch.ones_like(x)))
+    (gradient,) = torch.autograd.grad(transform.query(x), x, torch.ones_like(x))
+    inverse = type(transform)(transform.cos, -transform.sin, transform.layout)
+    torch.testing.assert_close(gradient, inverse.query(torch.ones_like(x)))
 
 
 def vit(**options):
@@ -593,7 +595,7 @@ def test_released_mixed_checkpoints_load(flat):
         model.load_state_dict({**saved, "freqs": torch.zeros(2, 3, 12)})
 
 
-def test_released_dinov3_periods_are_checked_and_dropped():
+def test_released_dinov3_periods_are_checked_and_ignored():
     model = vispe.convert(vit(), "rope_dinov3")
     saved = dict(model.state_dict())
     periods = RotaryEmbeddingDinoV3(16).periods
@@ -605,7 +607,7 @@ def test_released_dinov3_periods_are_checked_and_dropped():
 
 
 @cases("name", NAMES)
-def test_a_converted_model_sees_where_patches_are(name):
+def test_a_converted_model_depends_on_positions(name):
     model = vispe.convert(vit(dynamic_img_size=True), name)
     image = torch.randn(1, 3, 6, 8)
     flipped = model(image.flip(-1))
@@ -614,12 +616,12 @@ def test_a_converted_model_sees_where_patches_are(name):
 
 
 def wide(spec, size):
-    """Return a model with heads of 64 channels, as nearly all ViTs have, for images of so many patches a side."""
+    """Return a model with heads of 64 channels, the usual width, for square images of `size` patches a side."""
     model = VisionTransformer(img_size=size, patch_size=1, embed_dim=64, depth=1, num_heads=1, num_classes=0)
     return model, spec
 
 
-def test_a_base_that_is_too_small_for_the_grid_is_said():
+def test_a_base_that_is_too_small_for_the_grid_warns():
     model, spec = wide("rope_axial", 48)
     with pytest.warns(
         UserWarning, match=r"a side of 48 patches .16 pairs. needs 220: .*; use temperature=220"

@@ -56,7 +56,7 @@ def test_initial_values(mixing):
 
 
 @cases("mixing", ["dft", "none"])
-def test_each_parameter_acts_on_all_angles_of_its_head_if_mixed(mixing):
+def test_mixing_makes_angles_depend_on_all_parameters_of_a_head(mixing):
     encoding = build(mixing=mixing)
     (gradient,) = torch.autograd.grad(encoding.directions()[1, 3], encoding.angle_parameters)
     assert not gradient[0].any()

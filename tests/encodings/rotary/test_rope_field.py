@@ -1,4 +1,4 @@
-"""`rope_field` against angles written out pair by pair, and what its docstring claims."""
+"""`rope_field` against angles computed pair by pair, and the claims of its docstring."""
 
 import math
 
@@ -20,8 +20,8 @@ def build(spec="rope_field", dim=32, heads=2, **options):
 
 
 def angles(encoding, pos):
-    turn = encoding.transform(pos, 0)
-    return torch.atan2(turn.sin, turn.cos)
+    transform = encoding.transform(pos, 0)
+    return torch.atan2(transform.sin, transform.cos)
 
 
 def same_angles(actual, expected, atol=2e-5):
@@ -29,23 +29,23 @@ def same_angles(actual, expected, atol=2e-5):
     assert off.abs().max() < atol
 
 
-def golden(pairs, low, high, still=0):
-    """Return (x, y) of each pair as the definition of Golden Gate RoPE has them."""
+def golden(pairs, low, high, unrotated=0):
+    """Return (x, y) of each pair by the definition of Golden Gate RoPE."""
     rows = []
     for f in range(pairs):
-        step = (f - still) / max(pairs - still - 1, 1)
-        size = 0.0 if f < still else low * (high / low) ** step
-        turn = f * math.pi / ((1 + math.sqrt(5)) / 2)
-        rows.append((size * math.cos(turn), size * math.sin(turn)))
+        step = (f - unrotated) / max(pairs - unrotated - 1, 1)
+        size = 0.0 if f < unrotated else low * (high / low) ** step
+        angle = f * math.pi / ((1 + math.sqrt(5)) / 2)
+        rows.append((size * math.cos(angle), size * math.sin(angle)))
     return rows
 
 
 def spiral(counts, low, high):
     rows = []
     for g, count in enumerate(counts):
-        turn = math.pi * g / len(counts)
+        angle = math.pi * g / len(counts)
         sizes = [high * (low / high) ** (j / count) for j in range(count)]
-        rows += [(size * math.cos(turn), size * math.sin(turn)) for size in sizes]
+        rows += [(size * math.cos(angle), size * math.sin(angle)) for size in sizes]
     return rows
 
 
@@ -55,12 +55,12 @@ def slow_angles(rows, shape, unit=None):
     for i in range(shape[0]):
         for j in range(shape[1]):
             y, x = (
-                float(place)
+                float(index)
                 if unit == "patch"
-                else 2 * place / ((unit or n) - 1) - 1
+                else 2 * index / ((unit or n) - 1) - 1
                 if (unit or n) > 1
-                else place - 1.0
-                for place, n in zip((i, j), shape, strict=True)
+                else index - 1.0
+                for index, n in zip((i, j), shape, strict=True)
             )
             table.append([a * x + b * y for a, b in rows])
     return torch.tensor(table, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_angles_are_those_of_the_definitions(shape, prefix):
         (build(), golden(8, 0.2, 20), None),
         (
             build("rope_field.golden_gate(min_freq=1,max_freq=7,unrotated=0.4)"),
-            golden(8, 1, 7, still=3),
+            golden(8, 1, 7, unrotated=3),
             None,
         ),
         (build("rope_field(normalize_coords=max)"), golden(8, 0.2, 20), max(shape)),
@@ -95,7 +95,7 @@ def test_two_groups_are_axial_rope():
     )
 
 
-def test_given_frequencies_and_odd_pairs():
+def test_explicit_frequencies_and_odd_pairs():
     rows = [[0.5, -2.0], [0.0, 0.0], [1.0, 3.0]]
     encoding = build(dim=6, heads=1, frequencies=rows, normalize_coords="none", schedule="none")
     assert encoding.ndim == (2,)
@@ -106,24 +106,24 @@ def test_given_frequencies_and_odd_pairs():
 
 @cases("spec", ["rope_field", "rope_field.spiral(groups=4)"])
 @cases("axes", [1, 2, 3])
-def test_directions_are_unit_vectors_spread_over_all_sides(spec, axes):
+def test_directions_are_isotropic_unit_vectors(spec, axes):
     encoding = build(spec, dim=1024, heads=1, min_freq=1, max_freq=1 + 1e-9)
     field = encoding.field(axes)
     torch.testing.assert_close(field.norm(dim=-1), torch.ones(512, dtype=torch.float64))
     if "spiral" not in spec or axes == 2:  # the mean square is the same along each axis
-        spread = field.T @ field / 512
-        torch.testing.assert_close(spread, torch.eye(axes, dtype=torch.float64) / axes, rtol=0, atol=0.02)
+        covariance = field.T @ field / 512
+        torch.testing.assert_close(covariance, torch.eye(axes, dtype=torch.float64) / axes, rtol=0, atol=0.02)
 
 
 def unevenness(field):
-    """Return how much the likeness of two patches varies with the direction from one to the other."""
+    """Return the variation of the similarity of two patches with the direction between them."""
     around = torch.arange(360, dtype=torch.float64) * math.pi / 180
     reach = torch.linspace(1, 6, 20, dtype=torch.float64)[:, None, None]
     offsets = reach * torch.stack([around.sin(), around.cos()], -1)
     return (offsets @ field.T).cos().mean(-1).std(1).mean()
 
 
-def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
+def test_similarity_is_more_isotropic_than_that_of_axial_rope():
     options = {"dim": 64, "heads": 1, "min_freq": 0.05, "max_freq": 1.0}
     axial = unevenness(build("rope_field.spiral(groups=2)", **options).field(2))
     assert unevenness(build("rope_field", **options).field(2)) < axial / 3
@@ -131,14 +131,14 @@ def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
 
 
 @cases("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
-def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_stored(spec):
+def test_scores_are_invariant_to_shifts_and_norms_are_preserved(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
     pos = Positions(coords, extent=torch.tensor([[9.0, 9.0]]).double())
-    away = pos.replace(coords=coords + torch.tensor([3.7, -11.2]).double())
+    shifted = pos.replace(coords=coords + torch.tensor([3.7, -11.2]).double())
     q, k = torch.randn(2, 1, 2, 9, 16, dtype=torch.float64)
     scores = [
-        t.query(q) @ t.key(k).transpose(-1, -2) for t in (encoding.transform(p, 0) for p in (pos, away))
+        t.query(q) @ t.key(k).transpose(-1, -2) for t in (encoding.transform(p, 0) for p in (pos, shifted))
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
     rotated = encoding.transform(pos, 0).query(q)
@@ -157,7 +157,7 @@ def test_a_quarter_turn_exchanges_the_groups_of_a_spiral():
     same_angles(turned_off[..., 2:, :], off[..., :2, :])
 
 
-def test_schedules_go_on_from_the_training_grid():
+def test_schedules_extend_the_training_grid():
     large = Grid((11, 5), reference=(6, 5)).positions()
     small = Grid((6, 5)).positions()
     same = angles(build("rope_field"), small)[0, 0].unflatten(0, (6, 5))
@@ -176,7 +176,7 @@ def test_schedules_go_on_from_the_training_grid():
     same_angles(patches[0, 0].unflatten(0, (12, 5))[::2], expected)
 
 
-def test_dropped_tokens_keep_their_angles_and_a_second_grid_gets_its_own():
+def test_dropped_tokens_and_a_second_grid():
     encoding = build("rope_field.spiral")
     pos = Grid((4, 5), prefix=1).positions()
     keep = torch.tensor([[0, 3, 7], [0, 20, 1]])
@@ -200,7 +200,7 @@ def test_backends_agree(backend):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_and_autocast_keep_exact_angles():
+def test_angles_are_exact_in_half_precision_and_autocast():
     encoding = build("rope_field").bfloat16()
     pos = Grid((1, 300)).positions()
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +209,7 @@ def test_half_precision_and_autocast_keep_exact_angles():
     same_angles(torch.atan2(result.sin, result.cos)[0, 0], slow_angles(golden(8, 0.2, 20), (1, 300)), 1e-4)
 
 
-def test_a_whole_model_trains():
+def test_a_vit_trains():
     model = timm.create_model("test_vit", pos_embed="rope_field(logit_scale=ssmax)", img_size=32)
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if "sharpness" in n)

@@ -78,7 +78,7 @@ def test_rotations_and_gradients(axes, width, edges):
         torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-8)
 
 
-def test_who_learns_and_who_shares():
+def test_learned_and_shared_parameters():
     facts = {"dim": 16, "num_heads": 2}
     assert create_encoding("rope_muvit", **facts).per_layer
     assert not create_encoding("rope_muvit(share_layers=true)", **facts).per_layer

@@ -1,4 +1,4 @@
-"""rope_sphere against matrix exponentials and quaternions of its definition, its symmetries and gradients."""
+"""rope_sphere against matrix exponentials and quaternions; symmetries and gradients."""
 
 import math
 
@@ -99,13 +99,13 @@ def test_quaternions_with_half_angles_give_the_same_rotations():
     freqs = encoding.freqs.detach().numpy()[1, 1]
     x = np.array([0.3, -1.2, 0.7])
     for token, coords in enumerate(pos.coords[0].numpy()):
-        whole = np.array([1.0, 0, 0, 0])
+        product = np.array([1.0, 0, 0, 0])
         for axis in range(3):
             half = coords[axis] * freqs[axis] / 2
             one = np.concatenate([[math.cos(half)], math.sin(half) * vectors[axis]])
-            whole = quaternion_product(one, whole)
-        inverse = whole * np.array([1, -1, -1, -1])
-        expected = quaternion_product(quaternion_product(whole, np.concatenate([[0], x])), inverse)[1:]
+            product = quaternion_product(one, product)
+        inverse = product * np.array([1, -1, -1, -1])
+        expected = quaternion_product(quaternion_product(product, np.concatenate([[0], x])), inverse)[1:]
         actual = encoding.rotations(pos)[0, 1, token, 1].detach().numpy() @ x
         np.testing.assert_allclose(actual, expected, atol=1e-9)
 
@@ -126,7 +126,7 @@ def scores(encoding, coords, q, k):
 
 
 def parallel(encoding):
-    """Give every block the same axis in space for all axes of the grid, with another length for each."""
+    """Set the rotation axes of each block to one direction for all axes of the grid, with different lengths."""
     with torch.no_grad():
         first = encoding.directions[:, :, :1].clone()
         encoding.directions.copy_(first * torch.tensor([0.5, 2.0, 3.0])[: encoding.axes, None])
@@ -144,8 +144,8 @@ def test_translation_invariance_with_one_axis_and_with_parallel_axes(encoding):
 def test_absolute_positions_matter_with_several_axes(order):
     coords, encoding = torch.randn(1, 6, 2, dtype=torch.float64), build(order=order)
     q, k = torch.randn(2, 1, 2, 6, 8, dtype=torch.float64)
-    moved = scores(encoding, coords + 2.5, q, k) - scores(encoding, coords, q, k)
-    assert moved.abs().max() > 0.1
+    difference = scores(encoding, coords + 2.5, q, k) - scores(encoding, coords, q, k)
+    assert difference.abs().max() > 0.1
 
 
 def test_parallel_axes_are_rope_mixed_in_another_basis():
@@ -217,7 +217,7 @@ def test_gradients_of_the_axes_are_tangential():
     torch.testing.assert_close(along, torch.zeros_like(along))
 
 
-def test_small_rotations_do_not_lose_precision():
+def test_precision_of_small_rotations():
     encoding = create_encoding("rope_sphere", dim=6, num_heads=2, order="mean")
     vector = torch.nn.functional.normalize(encoding.directions.detach().double(), dim=-1)[0, 0, 0]
     for size in (1e-9, 1e-4, 0.01, 0.03, 1.0, 100.0):
@@ -239,12 +239,12 @@ def test_initial_values():
     assert not hasattr(create_encoding("rope_sphere", dim=6, num_heads=2), "directions")
 
 
-def test_dropped_tokens_keep_their_rotation():
+def test_dropped_tokens():
     encoding, pos = build(order="mean"), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2], [0, 12, 3]])
-    full, few = encoding.rotations(pos)[0], encoding.rotations(pos.gather(keep))
+    full, subset = encoding.rotations(pos)[0], encoding.rotations(pos.gather(keep))
     for i in range(2):
-        torch.testing.assert_close(few[i], full[:, keep[i]])
+        torch.testing.assert_close(subset[i], full[:, keep[i]])
 
 
 def test_a_vit():

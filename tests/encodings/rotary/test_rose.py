@@ -16,7 +16,7 @@ SPACING = (4.0, 1.5, 0.375)  # exact in float32
 
 
 def build(axes, dim=24, heads=3, **options):
-    """An encoding in float64 whose parameters differ from their start."""
+    """Return an encoding in float64 with random parameters."""
     encoding = create_encoding("rose", dim=dim, num_heads=heads, axes=axes, **options).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -113,13 +113,13 @@ def test_initial_frequencies(axes, rule, exponent):
 
 
 def test_learned_frequencies_start_with_jitter_and_fixed_ones_without():
-    moved, fixed = (create_encoding("rose", dim=512, num_heads=2, trainable=t).freqs for t in (True, False))
-    ratio = (moved / fixed).log()
+    learned, fixed = (create_encoding("rose", dim=512, num_heads=2, trainable=t).freqs for t in (True, False))
+    ratio = (learned / fixed).log()
     assert 0.015 < ratio.std() < 0.025
     assert not fixed.requires_grad
 
 
-def test_scale_of_the_starts():
+def test_scale_of_initial_values():
     grid = Grid((2, 2), spacing=(3.0, 0.5)).positions()
     for start, factors in {
         "identity": (3.0, 0.5),
@@ -128,9 +128,9 @@ def test_scale_of_the_starts():
     }.items():
         encoding = create_encoding("rose", dim=8, num_heads=1, spacing_scale=start)
         torch.testing.assert_close(encoding.scaled_coords(grid)[0, 3], torch.tensor(factors))
-    still = create_encoding("rose", dim=8, num_heads=1, spacing_scale="rope")
+    rope = create_encoding("rose", dim=8, num_heads=1, spacing_scale="rope")
     x = torch.randn(1, 1, 4, 8)
-    assert torch.equal(still.transform(grid, 0).query(x), x)
+    assert torch.equal(rope.transform(grid, 0).query(x), x)
 
 
 def test_axes_without_spacing_have_position_0():
@@ -146,8 +146,8 @@ def test_joined_grids_use_the_spacing_of_each_token():
     encoding = build(2, spacing_scale="identity", learn_scale=True)
     grids = [Grid((2, 3), spacing=(1, 2), offset=(0, 0)), Grid((3, 1), spacing=(4, 8), offset=(0, 0))]
     joined = Positions.joined(grids)
-    alone = [encoding.scaled_coords(g.positions()) for g in grids]
-    torch.testing.assert_close(encoding.scaled_coords(joined), torch.cat(alone, 1))
+    single = [encoding.scaled_coords(g.positions()) for g in grids]
+    torch.testing.assert_close(encoding.scaled_coords(joined), torch.cat(single, 1))
 
 
 def test_errors():

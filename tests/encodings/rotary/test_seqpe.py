@@ -1,4 +1,4 @@
-"""seqpe: digits, encoder, factors in attention, draws, what is stored, and the auxiliary losses."""
+"""seqpe: digits, encoder, factors in attention, draws, cache, and the auxiliary losses."""
 
 import itertools
 import math
@@ -22,11 +22,11 @@ FACTS = {"dim": 12, "num_heads": 3, "depth": 2, "grid": (3, 4)}
 
 
 def build(spec="seqpe", **facts):
-    made = create_encoding(spec, **{**FACTS, **facts})
+    encoding = create_encoding(spec, **{**FACTS, **facts})
     with torch.no_grad():
-        for p in made.parameters():
+        for p in encoding.parameters():
             p.add_(torch.randn_like(p) * 0.3)
-    return made
+    return encoding
 
 
 def test_digits():
@@ -55,25 +55,25 @@ def test_masks(direction, hide, last):
 @cases("last", [True, False])
 def test_encoder_against_torch_layers(axes, last):
     torch.manual_seed(axes)
-    made = DigitEncoder(
+    encoder = DigitEncoder(
         12, 3, 2, axes, 2, 5, class_token=last, temperature=2.0, final_norm=last, mask_padding=False
     )
-    for p in made.parameters():
+    for p in encoder.parameters():
         torch.nn.init.normal_(p, std=0.5)
     cells = torch.randint(100, (6, axes))
-    want = []
+    encoded = []
     for cell in cells.tolist():
         text = "".join(f"{c:02d}" for c in cell)
         x = torch.stack(
             [
-                made.token_of_seqpe_embed.weight[int(c)]
-                + made.pos_of_seqpe_embed.weight[t]
-                + (made.dim_token_embed[t // 2, 0] if axes > 1 else 0)
+                encoder.token_of_seqpe_embed.weight[int(c)]
+                + encoder.pos_of_seqpe_embed.weight[t]
+                + (encoder.dim_token_embed[t // 2, 0] if axes > 1 else 0)
                 for t, c in enumerate(text)
             ]
         )
-        x = torch.cat([x, made.cls_token_embed[0]]) if last else x
-        for block in made.transformers:
+        x = torch.cat([x, encoder.cls_token_embed[0]]) if last else x
+        for block in encoder.transformers:
             att = torch.nn.MultiheadAttention(12, 3, batch_first=True)
             with torch.no_grad():
                 att.in_proj_weight.copy_(block.attn.c_attn.weight.t())
@@ -85,23 +85,23 @@ def test_encoder_against_torch_layers(axes, last):
             x = x + att(y, y, y, attn_mask=hidden, need_weights=False)[0][0]
             y = block.layernorm_2(x) @ block.mlp.c_fc.weight + block.mlp.c_fc.bias
             x = x + F.gelu(y, approximate="tanh") @ block.mlp.c_proj.weight + block.mlp.c_proj.bias
-        x = made.layernorm(x) if last else x
-        want.append(made.out_proj(x[-1]) / 2)
-    torch.testing.assert_close(made(cells), torch.stack(want), rtol=1e-4, atol=1e-5)
+        x = encoder.layernorm(x) if last else x
+        encoded.append(encoder.out_proj(x[-1]) / 2)
+    torch.testing.assert_close(encoder(cells), torch.stack(encoded), rtol=1e-4, atol=1e-5)
 
 
 @cases("mode", ["attn_mul", "attn_add", "attn_scalar"])
 @cases("multi_head", [True, False])
 def test_attention(mode, multi_head):
     torch.manual_seed(0)
-    made = build(f"seqpe(mode={mode},multi_head={multi_head})")
-    layers = [Attention(12, 3, made, layer=i, backend=b) for i, b in ((1, "reference"), (1, "sdpa"))]
+    encoding = build(f"seqpe(mode={mode},multi_head={multi_head})")
+    layers = [Attention(12, 3, encoding, layer=i, backend=b) for i, b in ((1, "reference"), (1, "sdpa"))]
     layers[1].load_state_dict(layers[0].state_dict())
     grid = Grid((3, 4), prefix=1)
     x = torch.randn(2, 13, 12)
     q, k, v = layers[0].qkv(x).reshape(2, 13, 3, 3, 4).permute(2, 0, 3, 1, 4)
     cells = torch.tensor([(y, c) for y in range(3) for c in range(4)])
-    both = made.pe_qk[1](made.encoder(cells)).reshape(12, 2, -1, 4).permute(1, 2, 0, 3)
+    both = encoding.pe_qk[1](encoding.encoder(cells)).reshape(12, 2, -1, 4).permute(1, 2, 0, 3)
     neutral = 1.0 if mode == "attn_mul" else 0.0
     pq, pk = F.pad(both, (0, 0, 1, 0), value=neutral)
     logits = {
@@ -114,13 +114,13 @@ def test_attention(mode, multi_head):
         torch.testing.assert_close(layer(x, grid), layer.proj(out.clone()), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_have_projections_of_their_own():
-    made = build()
+def test_projections_are_separate_per_layer():
+    encoding = build()
     pos = Grid((3, 4)).positions()
     q = torch.randn(1, 3, 12, 4)
-    assert not torch.equal(made.transform(pos, 0).query(q), made.transform(pos, 1).query(q))
+    assert not torch.equal(encoding.transform(pos, 0).query(q), encoding.transform(pos, 1).query(q))
     with pytest.raises(ShapeError, match="projections for 2 blocks, got a call for block 2"):
-        made.transform(pos, 2)
+        encoding.transform(pos, 2)
     for single in (build("seqpe(projection=single)"), build(depth=None)):
         assert len(single.pe_qk) == 1
         assert torch.equal(single.transform(pos, 0).query(q), single.transform(pos, 7).query(q))
@@ -128,12 +128,12 @@ def test_layers_have_projections_of_their_own():
 
 @cases("spec", ["seqpe_input", "seqpe_input(class_vector=true)"])
 def test_input_form_and_new_grids(spec):
-    made = build(spec)
-    small, large = (made.table(Grid(s, prefix=2).positions()) for s in ((3, 4), (11, 13)))
-    assert (small[:, :2] == 0).all() == (made.prefix_vector is None)
+    encoding = build(spec)
+    small, large = (encoding.table(Grid(s, prefix=2).positions()) for s in ((3, 4), (11, 13)))
+    assert (small[:, :2] == 0).all() == (encoding.prefix_vector is None)
     corner = large[0, 2:].reshape(11, 13, 12)[:3, :4].flatten(0, 1)
     torch.testing.assert_close(corner, small[0, 2:], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(made.table(Grid((3, 4), prefix=2).positions()), small)
+    torch.testing.assert_close(encoding.table(Grid((3, 4), prefix=2).positions()), small)
 
 
 def test_dropped_tokens():
@@ -141,67 +141,67 @@ def test_dropped_tokens():
     grid = Grid((3, 4), prefix=1)
     keep = torch.tensor([[0, 5, 2], [0, 12, 7]])
     for spec in ("seqpe_input", "seqpe_input(class_vector=true,dropout=0.5,shift=0.9)"):
-        made = build(spec).train()
-        pos = made.prepare(grid.positions(), torch.Generator().manual_seed(0))
-        torch.testing.assert_close(made.table(pos.gather(keep)), made.table(pos)[0][keep])
+        encoding = build(spec).train()
+        pos = encoding.prepare(grid.positions(), torch.Generator().manual_seed(0))
+        torch.testing.assert_close(encoding.table(pos.gather(keep)), encoding.table(pos)[0][keep])
     q = torch.randn(2, 3, 3, 4)
-    made, pos = build(), grid.positions()
+    encoding, pos = build(), grid.positions()
     wide = torch.zeros(2, 3, 13, 4).scatter(2, keep[:, None, :, None].expand(-1, 3, -1, 4), q)
-    full = made.transform(pos, 0).query(wide).gather(2, keep[:, None, :, None].expand(-1, 3, -1, 4))
-    torch.testing.assert_close(made.transform(pos.gather(keep), 0).query(q), full)
+    full = encoding.transform(pos, 0).query(wide).gather(2, keep[:, None, :, None].expand(-1, 3, -1, 4))
+    torch.testing.assert_close(encoding.transform(pos.gather(keep), 0).query(q), full)
 
 
-def test_scalar_bias_leaves_prefix_tokens_out():
-    made = build("seqpe(mode=attn_scalar)")
-    with_prefix = made.bias(Grid((3, 4), prefix=2).positions(), 0).dense()
-    bare = made.bias(Grid((3, 4)).positions(), 0).dense()
+def test_scalar_bias_ignores_prefix_tokens():
+    encoding = build("seqpe(mode=attn_scalar)")
+    with_prefix = encoding.bias(Grid((3, 4), prefix=2).positions(), 0).dense()
+    without_prefix = encoding.bias(Grid((3, 4)).positions(), 0).dense()
     assert (with_prefix[..., :2] == 0).all()
     assert (with_prefix[:, :, :2] == 0).all()
-    torch.testing.assert_close(with_prefix[..., 2:, 2:], bare, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(with_prefix[..., 2:, 2:], without_prefix, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients():
-    made = build("seqpe_input", grid=None, dim=6, embed_dim=3).double()
+    encoding = build("seqpe_input", grid=None, dim=6, embed_dim=3).double()
     pos = Grid((2, 3)).positions()
-    names, values = zip(*made.named_parameters(), strict=True)
+    names, values = zip(*encoding.named_parameters(), strict=True)
 
     def table(*parameters):
-        return torch.func.functional_call(made, dict(zip(names, parameters, strict=True)), (pos,))
+        return torch.func.functional_call(encoding, dict(zip(names, parameters, strict=True)), (pos,))
 
-    made.forward = made.table
+    encoding.forward = encoding.table
     assert torch.autograd.gradcheck(table, tuple(v.detach().requires_grad_() for v in values), fast_mode=True)
 
 
-def test_what_is_stored_while_predicting_follows_the_weights():
-    made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
+def test_the_cache_in_eval_mode_follows_the_weights():
+    encoding, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
-        first = made.table(pos)
-        entry = made._eval_cache.entry
-        assert torch.equal(made.table(pos), first)
-        assert made._eval_cache.entry is entry
-        made.encoder.out_proj.weight.data.mul_(2)
-        second = made.table(pos)
+        first = encoding.table(pos)
+        entry = encoding._eval_cache.entry
+        assert torch.equal(encoding.table(pos), first)
+        assert encoding._eval_cache.entry is entry
+        encoding.encoder.out_proj.weight.data.mul_(2)
+        second = encoding.table(pos)
     assert not torch.equal(first, second)
-    torch.testing.assert_close(made.table(pos), second)
-    assert made.table(pos).requires_grad
+    torch.testing.assert_close(encoding.table(pos), second)
+    assert encoding.table(pos).requires_grad
     with torch.inference_mode():
-        made.table(pos)
-    made.table(pos).sum().backward()
-    assert made.encoder.out_proj.bias.grad is not None
+        encoding.table(pos)
+    encoding.table(pos).sum().backward()
+    assert encoding.encoder.out_proj.bias.grad is not None
 
 
 def test_layers_of_one_pass_compare_the_weights_once():
-    made, pos = build("seqpe", depth=3).eval(), Grid((3, 4)).positions()
+    encoding, pos = build("seqpe", depth=3).eval(), Grid((3, 4)).positions()
 
     def read():
-        return [made.transform(pos, layer).q_mul for layer in range(3)]
+        return [encoding.transform(pos, layer).q_mul for layer in range(3)]
 
     with torch.no_grad():
         first = read()
         for _ in range(2):
             for ours, theirs in zip(read(), first, strict=True):
                 assert torch.equal(ours, theirs)
-        made.encoder.out_proj.weight.data.mul_(2)
+        encoding.encoder.out_proj.weight.data.mul_(2)
         second = read()
     for ours, before, theirs in zip(second, first, read(), strict=True):
         assert not torch.equal(ours, before)
@@ -209,28 +209,28 @@ def test_layers_of_one_pass_compare_the_weights_once():
 
 
 def test_draws():
-    made, grid = build("seqpe_input(dropout=0.5,shift=0.5)").train(), Grid((3, 4))
-    pos = [made.prepare(grid.positions(), torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
-    tables = [made.table(p) for p in pos]
+    encoding, grid = build("seqpe_input(dropout=0.5,shift=0.5)").train(), Grid((3, 4))
+    pos = [encoding.prepare(grid.positions(), torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    tables = [encoding.table(p) for p in pos]
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
-    assert made.prepare(pos[0]) is pos[0]
+    assert encoding.prepare(pos[0]) is pos[0]
     keep = pos[0].attrs["seqpe_dropout"]
     assert set(keep.unique().tolist()) == {0.0, 2.0}
     shifts = [
-        made.prepare(grid.positions(), torch.Generator().manual_seed(s)).attrs["seqpe_shift"]
+        encoding.prepare(grid.positions(), torch.Generator().manual_seed(s)).attrs["seqpe_shift"]
         for s in range(60)
     ]
-    moved = [s for s in shifts if s.any()]
-    assert 15 <= len(moved) <= 45
-    assert all(0 <= s[0] <= 97 and 0 <= s[1] <= 96 for s in moved)
-    arguments = made.eval().prepare(grid.positions(), draws={"shift": torch.tensor([20, 5])})
-    far = made.table(Grid((30, 30)).positions())[0].reshape(30, 30, 12)[20:23, 5:9].flatten(0, 1)
-    torch.testing.assert_close(made.table(arguments)[0], far, rtol=1e-5, atol=1e-6)
-    assert made.prepare(grid.positions()).attrs == {}
+    nonzero = [s for s in shifts if s.any()]
+    assert 15 <= len(nonzero) <= 45
+    assert all(0 <= s[0] <= 97 and 0 <= s[1] <= 96 for s in nonzero)
+    arguments = encoding.eval().prepare(grid.positions(), draws={"shift": torch.tensor([20, 5])})
+    far = encoding.table(Grid((30, 30)).positions())[0].reshape(30, 30, 12)[20:23, 5:9].flatten(0, 1)
+    torch.testing.assert_close(encoding.table(arguments)[0], far, rtol=1e-5, atol=1e-6)
+    assert encoding.prepare(grid.positions()).attrs == {}
 
 
-def test_contrastive_loss_by_hand():
+def test_contrastive_loss_against_a_loop():
     torch.manual_seed(0)
     pivot, cand, labels = torch.randn(3, 8), torch.randn(12, 8), torch.tensor([1, 0, 3])
     for heads in (None, 2):
@@ -238,8 +238,8 @@ def test_contrastive_loss_by_hand():
         for b in range(3):
             for part in range(heads or 1):
                 width = 8 // (heads or 1)
-                cut = slice(part * width, (part + 1) * width)
-                logits = 0.5 * cand[4 * b : 4 * b + 4, cut] @ pivot[b, cut]
+                channels = slice(part * width, (part + 1) * width)
+                logits = 0.5 * cand[4 * b : 4 * b + 4, channels] @ pivot[b, channels]
                 terms.append(logits.logsumexp(0) - logits[labels[b]])
         result = contrastive_loss(pivot, cand, labels, heads=heads, logit_scale=0.5)
         torch.testing.assert_close(result, torch.stack(terms).mean())
@@ -247,7 +247,7 @@ def test_contrastive_loss_by_hand():
 
 @cases("metric", ["kl_div", "mse"])
 @cases("beta", [1.0, 0.8])
-def test_transfer_loss_by_hand(metric, beta):
+def test_transfer_loss_against_a_loop(metric, beta):
     torch.manual_seed(0)
     main = torch.randn(9, 6, requires_grad=True)
     student = torch.randn(8, 6, requires_grad=True)
@@ -258,10 +258,10 @@ def test_transfer_loss_by_hand(metric, beta):
 
     a, b = logs(main[index]), logs(student)
     divergence = (a.exp() * (a - b)).mean() + (b.exp() * (b - a)).mean()
-    want = ((a - b) ** 2).mean() if metric == "mse" else divergence
+    loss = ((a - b) ** 2).mean() if metric == "mse" else divergence
     result = transfer_loss(main, index, student, samples=2, beta=beta, metric=metric)
-    torch.testing.assert_close(result, want)
-    full = torch.autograd.grad(want, (main, student), retain_graph=True)
+    torch.testing.assert_close(result, loss)
+    full = torch.autograd.grad(loss, (main, student), retain_graph=True)
     mine = torch.autograd.grad(result, (main, student), allow_unused=True)
     torch.testing.assert_close(mine[1], beta * full[1])
     if beta == 1:
@@ -291,15 +291,19 @@ def test_positions_of_the_losses(axes, digits):
 
 
 def test_auxiliary_losses_train_the_encoder():
-    made = build()
-    losses = made.auxiliary_losses((3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0))
-    again = made.auxiliary_losses((3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0))
+    encoding = build()
+    losses = encoding.auxiliary_losses(
+        (3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0)
+    )
+    second = encoding.auxiliary_losses(
+        (3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0)
+    )
     assert set(losses) == {"contrastive", "transfer"}
-    assert all(torch.equal(losses[k], again[k]) for k in losses)
+    assert all(torch.equal(losses[k], second[k]) for k in losses)
     sum(losses.values()).backward()
-    assert made.encoder.out_proj.weight.grad.abs().sum() > 0
+    assert encoding.encoder.out_proj.weight.grad.abs().sum() > 0
     with pytest.raises(ShapeError, match=r"grid of 2 axes with 1 to 100 cells, got \(3,\)"):
-        made.auxiliary_losses((3,))
+        encoding.auxiliary_losses((3,))
 
 
 @cases(
@@ -328,11 +332,11 @@ def test_option_errors(spec, facts, message):
 
 
 def test_shape_errors():
-    made = build()
+    encoding = build()
     with pytest.raises(ShapeError, match="seqpe needs 2-axis positions, got 3 axes"):
-        made.transform(Grid((2, 2, 2)).positions(), 0)
+        encoding.transform(Grid((2, 2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match="integer positions, got free coordinates"):
-        made.transform(Positions(torch.rand(1, 4, 2)), 0)
+        encoding.transform(Positions(torch.rand(1, 4, 2)), 0)
     with pytest.raises(ShapeError, match=r"1 digit per axis, too few for a grid of \(3, 11\)"):
         build("seqpe(max_digits=1)").transform(Grid((3, 11)).positions(), 0)
     with pytest.raises(ShapeError, match="contrastive_loss needs candidates"):

@@ -1,4 +1,4 @@
-"""ssmax: the factor of queries, alone, alongside rotations and biases, and with the prior of bam_ssmax."""
+"""ssmax: the factor of queries, with rotations and biases, and with the prior of bam_ssmax."""
 
 import math
 
@@ -12,39 +12,41 @@ from vispe.encodings.compose import bias_of, transform_of
 from vispe.errors import OptionError, ShapeError
 
 
-def factor(made, pos, heads=3):
-    return made.transform(pos, 0).query(torch.ones(1, heads, pos.tokens, 2, dtype=torch.float64))[0, :, :, 0]
+def factor(encoding, pos, heads=3):
+    return encoding.transform(pos, 0).query(torch.ones(1, heads, pos.tokens, 2, dtype=torch.float64))[
+        0, :, :, 0
+    ]
 
 
 def test_the_factor():
-    made, pos = create_encoding("ssmax", num_heads=3), Grid((3, 4), 2).positions()
+    encoding, pos = create_encoding("ssmax", num_heads=3), Grid((3, 4), 2).positions()
     with torch.no_grad():
-        made.seq_scale.copy_(torch.tensor([0.5, 1.0, 2.0]))
+        encoding.seq_scale.copy_(torch.tensor([0.5, 1.0, 2.0]))
     expected = torch.tensor([0.5, 1.0, 2.0]).double()[:, None] * math.log(14)
-    torch.testing.assert_close(factor(made, pos), expected.expand(3, 14))
-    retained = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
-    torch.testing.assert_close(factor(made, retained), (expected * math.log(3) / math.log(14)).expand(3, 3))
+    torch.testing.assert_close(factor(encoding, pos), expected.expand(3, 14))
+    subset = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
+    torch.testing.assert_close(factor(encoding, subset), (expected * math.log(3) / math.log(14)).expand(3, 3))
     free = Positions(torch.rand(2, 5, 3))
-    torch.testing.assert_close(factor(made, free), (expected * math.log(5) / math.log(14)).expand(3, 5))
+    torch.testing.assert_close(factor(encoding, free), (expected * math.log(5) / math.log(14)).expand(3, 5))
 
 
-def test_causal_queries_have_a_factor_each():
-    made = create_encoding("ssmax(causal=true,init=2)", num_heads=3)
+def test_causal_queries_have_separate_factors():
+    encoding = create_encoding("ssmax(causal=true,init=2)", num_heads=3)
     expected = 2 * torch.arange(1, 8).double().log().expand(3, 7)
-    torch.testing.assert_close(factor(made, Grid((6,), 1).positions()), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(factor(encoding, Grid((6,), 1).positions()), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_retrofit_changes_nothing_at_the_training_size():
-    made = create_encoding("ssmax.retrofit", num_heads=3)
+    encoding = create_encoding("ssmax.retrofit", num_heads=3)
     ones = torch.ones(3, 13, dtype=torch.float64)
     at_home = Grid((3, 4), 1, reference=(3, 4)).positions()
-    torch.testing.assert_close(factor(made, at_home), ones, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(factor(encoding, at_home), ones, rtol=1e-6, atol=1e-6)
     larger = Grid((6, 4), 1, reference=(3, 4)).positions()
     torch.testing.assert_close(
-        factor(made, larger)[:, :13], ones * math.log(25) / math.log(13), rtol=1e-6, atol=1e-6
+        factor(encoding, larger)[:, :13], ones * math.log(25) / math.log(13), rtol=1e-6, atol=1e-6
     )
     arguments = create_encoding("ssmax.retrofit(reference=[3,4])", num_heads=3)
-    torch.testing.assert_close(factor(arguments, Grid((6, 4), 1).positions()), factor(made, larger))
+    torch.testing.assert_close(factor(arguments, Grid((6, 4), 1).positions()), factor(encoding, larger))
     assert (
         factor(create_encoding("ssmax.retrofit", num_heads=3), Grid((1,), reference=(1,)).positions())
         .isfinite()
@@ -72,15 +74,15 @@ def test_alongside_a_rotation_the_logits_are_scaled():
 @cases("scaled", [False, True])
 def test_bam_ssmax(scaled, causal):
     pos = Grid((6,) if causal else (2, 4), 1).positions()
-    made = offsets.made(f"bam_ssmax(scale_prior={scaled},causal={causal})")
+    encoding = offsets.create(f"bam_ssmax(scale_prior={scaled},causal={causal})")
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in encoding.parameters():
             parameter.add_(torch.rand_like(parameter) * 0.3)
-    bam = offsets.made("bam")
-    bam.load_state_dict({n: p for n, p in made.state_dict().items() if n != "seq_scale"}, strict=True)
+    bam = offsets.create("bam")
+    bam.load_state_dict({n: p for n, p in encoding.state_dict().items() if n != "seq_scale"}, strict=True)
     q, k, v = torch.randn(3, 2, 3, pos.tokens, 8)
     count = torch.arange(1, pos.tokens + 1.0) if causal else torch.full((pos.tokens,), float(pos.tokens))
-    growth = made.seq_scale.detach()[:, None, None] * count.log()[:, None]
+    growth = encoding.seq_scale.detach()[:, None, None] * count.log()[:, None]
     content, prior = q @ k.transpose(-1, -2) / 8**0.5, bam.bias(pos, 0).dense().detach()
     logits = growth * (content + prior) if scaled else growth * content + prior
     if causal:
@@ -90,13 +92,13 @@ def test_bam_ssmax(scaled, causal):
             q,
             k,
             v,
-            bias=made.bias(pos, 0),
-            transform=made.transform(pos, 0),
+            bias=encoding.bias(pos, 0),
+            transform=encoding.transform(pos, 0),
             is_causal=causal,
             backend=backend,
         )
         torch.testing.assert_close(result, logits.softmax(-1) @ v, rtol=1e-4, atol=1e-5)
-    offsets.check_gradients(made, pos.grid) if scaled else None
+    offsets.check_gradients(encoding, pos.grid) if scaled else None
 
 
 def test_vits():
@@ -117,19 +119,19 @@ def test_option_errors(spec, message):
         create_encoding(spec, num_heads=3)
 
 
-def test_what_is_refused_at_the_call():
+def test_call_errors():
     with pytest.raises(OptionError, match="needs the grid of the training resolution"):
         create_encoding("ssmax.retrofit", num_heads=3).transform(Grid((3, 4)).positions(), 0)
     with pytest.raises(ShapeError, match="bam_ssmax needs 1-axis positions, got 2 axes"):
-        offsets.made("bam_ssmax(causal=true)").bias(Grid((2, 2)).positions(), 0)
+        offsets.create("bam_ssmax(causal=true)").bias(Grid((2, 2)).positions(), 0)
 
 
-def test_padding_of_packed_patches_does_not_count():
-    made = offsets.made("bam_ssmax")
+def test_padding_of_packed_patches_is_ignored():
+    encoding = offsets.create("bam_ssmax")
     spatial = torch.tensor([[False] + [True] * 4, [False] + [True] * 2 + [False] * 2])
     coords = torch.rand(2, 5, 2) * spatial[..., None]
     pos = Positions(coords, spatial, index=torch.zeros(2, 5, dtype=torch.int64), grid=Grid((2, 2), 1))
-    rotated = made.transform(pos, 0).query(torch.ones(2, 3, 5, 1))[:, 0, 0, 0]
+    rotated = encoding.transform(pos, 0).query(torch.ones(2, 3, 5, 1))[:, 0, 0, 0]
     torch.testing.assert_close(rotated, torch.tensor([5.0, 3.0]).log())
-    bam = offsets.made("bam").bias(pos, 0).dense()
-    torch.testing.assert_close(made.bias(pos, 0).dense(), bam * rotated[:, None, None, None])
+    bam = offsets.create("bam").bias(pos, 0).dense()
+    torch.testing.assert_close(encoding.bias(pos, 0).dense(), bam * rotated[:, None, None, None])

@@ -26,7 +26,7 @@ def rotated(x, rank, base):
     return out
 
 
-def slow(made, grid, q, k, v, x):
+def slow(encoding, grid, q, k, v, x):
     """Return the output (b, h, n, d_h), query by query."""
     rows, columns = grid.shape
     cells = [None] * grid.prefix + [(y, z) for y in range(rows) for z in range(columns)]
@@ -38,19 +38,19 @@ def slow(made, grid, q, k, v, x):
     for s in range(len(q)):
         for h in range(q.shape[1]):
             for i in range(len(cells)):
-                own = x[s, i].reshape(q.shape[1], -1)[h]
-                inner = F.silu(made.gate_1.weight @ own) * (made.gate_2.weight @ own)
-                gates = (made.gate_3.weight @ inner).softmax(0)
+                features = x[s, i].reshape(q.shape[1], -1)[h]
+                inner = F.silu(encoding.gate_1.weight @ features) * (encoding.gate_2.weight @ features)
+                gates = (encoding.gate_3.weight @ inner).softmax(0)
                 for gate, ranks in zip(gates, orders, strict=True):
-                    first = rotated(q[s, h, i], ranks[i] or 0, made.temperature)
+                    first = rotated(q[s, h, i], ranks[i] or 0, encoding.temperature)
                     logits = torch.full((len(cells),), -torch.inf, dtype=torch.float64)
                     for j in range(len(cells)):
                         mine, its = (
                             (i - 99 if ranks[i] is None else ranks[i]),
                             (j - 99 if ranks[j] is None else ranks[j]),
                         )
-                        if its <= mine or not made.causal:
-                            logits[j] = first @ rotated(k[s, h, j], ranks[j] or 0, made.temperature)
+                        if its <= mine or not encoding.causal:
+                            logits[j] = first @ rotated(k[s, h, j], ranks[j] or 0, encoding.temperature)
                     out[s, h, i] += gate * ((logits * q.shape[-1] ** -0.5).softmax(0) @ v[s, h])
     return out
 
@@ -65,41 +65,41 @@ def slow(made, grid, q, k, v, x):
     ],
 )
 def test_output(grid, options, backend):
-    made, pos = build(**options), grid.positions()
+    encoding, pos = build(**options), grid.positions()
     x = torch.randn(2, grid.tokens, 12, dtype=torch.float64)
     q, k, v = torch.randn(3, 2, 2, grid.tokens, 6, dtype=torch.float64)
-    result = attend(q, k, v, [made], pos, 0, x, backend=backend)
-    torch.testing.assert_close(result, slow(made, grid, q, k, v, x), rtol=1e-5, atol=1e-5)
-    gates = torch.stack([b.gate for b in made.branches(pos, 0, x)], -1)
-    torch.testing.assert_close(gates[..., 0, :], made.gates(x))
+    result = attend(q, k, v, [encoding], pos, 0, x, backend=backend)
+    torch.testing.assert_close(result, slow(encoding, grid, q, k, v, x), rtol=1e-5, atol=1e-5)
+    gates = torch.stack([b.gate for b in encoding.branches(pos, 0, x)], -1)
+    torch.testing.assert_close(gates[..., 0, :], encoding.gates(x))
     torch.testing.assert_close(gates.sum(-1), torch.ones_like(gates[..., 0]))
 
 
-def test_causal_orders_see_nothing_that_comes_later():
-    made, grid = build(causal=True), Grid((3, 3))
+def test_later_tokens_have_no_effect_in_causal_orders():
+    encoding, grid = build(causal=True), Grid((3, 3))
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     q, k, v = torch.randn(3, 1, 2, 9, 6, dtype=torch.float64)
-    masks = [b.bias.dense()[0, 0] for b in made.branches(grid.positions(), 0, x)]
+    masks = [b.bias.dense()[0, 0] for b in encoding.branches(grid.positions(), 0, x)]
     assert [int((m == 0).sum()) for m in masks] == [45, 45]
     changed = v.clone()
     changed[:, :, 8] += 1  # the last cell in both orders
-    first, second = (attend(q, k, u, [made], grid.positions(), 0, x) for u in (v, changed))
+    first, second = (attend(q, k, u, [encoding], grid.positions(), 0, x) for u in (v, changed))
     torch.testing.assert_close(first[:, :, :8], second[:, :, :8])
     assert not torch.allclose(first[:, :, 8], second[:, :, 8])
 
 
 @cases("causal", [False, True])
-def test_dropped_tokens_keep_their_ranks(causal):
-    made, pos = build(causal=causal), Grid((3, 4), 1).positions()
+def test_dropped_tokens(causal):
+    encoding, pos = build(causal=causal), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2, 9], [0, 12, 3, 1]])
     x, q, k = torch.randn(2, 13, 12).double(), *torch.randn(2, 2, 2, 13, 6).double()
-    retained = torch.arange(2)[:, None]
-    every = made.branches(pos, 0, x)
-    few = made.branches(pos.gather(keep), 0, x[retained, keep])
-    for a, b in zip(every, few, strict=True):
+    rows = torch.arange(2)[:, None]
+    every = encoding.branches(pos, 0, x)
+    subset = encoding.branches(pos.gather(keep), 0, x[rows, keep])
+    for a, b in zip(every, subset, strict=True):
         scores = a.transform.query(q) @ a.transform.key(k).mT
         scores = scores if a.bias is None else scores + a.bias.dense()
-        small_q, small_k = (t.transpose(1, 2)[retained, keep].transpose(1, 2) for t in (q, k))
+        small_q, small_k = (t.transpose(1, 2)[rows, keep].transpose(1, 2) for t in (q, k))
         result = b.transform.query(small_q) @ b.transform.key(small_k).mT
         result = result if b.bias is None else result + b.bias.dense()
         for i in range(2):

@@ -1,4 +1,4 @@
-"""xPos against its definition, and the refusal of attention in both directions."""
+"""xPos against its definition, and the error for bidirectional attention."""
 
 import itertools
 
@@ -22,10 +22,10 @@ def slow(encoding, positions, q, k):
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
     for i, j, c in itertools.product(range(len(positions)), range(len(positions)), range(pairs)):
-        apart = positions[i] - positions[j]
+        offset = positions[i] - positions[j]
         zeta = (2 * c + 0.4 * 2 * pairs) / (1.4 * 2 * pairs)
-        turn = torch.polar(zeta ** (apart / encoding.scale_base), apart * encoding.base ** (-c / pairs))
-        scores[:, :, i, j] += (z[:, :, i, c] * w[:, :, j, c].conj() * turn).real
+        factor = torch.polar(zeta ** (offset / encoding.scale_base), offset * encoding.base ** (-c / pairs))
+        scores[:, :, i, j] += (z[:, :, i, c] * w[:, :, j, c].conj() * factor).real
     return scores
 
 
@@ -35,16 +35,16 @@ def test_scores_and_gradients(n, options):
     encoding = build(**options)
     positions = torch.randn(n, dtype=torch.float64) * 9
     q, k = (torch.randn(2, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(positions[:, None]), 0)
-    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, positions, q, k)
+    transform = encoding.transform(Positions(positions[:, None]), 0)
+    actual, expected = transform.query(q) @ transform.key(k).mT, slow(encoding, positions, q, k)
     cotangent = torch.randn_like(expected)
     sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
-    moved = encoding.transform(Positions(positions[:, None] + 33.3), 0)
-    torch.testing.assert_close(moved.query(q) @ moved.key(k).mT, expected)
+    shifted = encoding.transform(Positions(positions[:, None] + 33.3), 0)
+    torch.testing.assert_close(shifted.query(q) @ shifted.key(k).mT, expected)
 
 
-def test_scale_is_one_in_the_middle_of_the_whole_sequence():
+def test_scale_is_one_in_the_middle_of_the_full_sequence():
     for centre, middle in (("down", 3), ("up", 4)):
         encoding = build(centre=centre, scale_base=3.0)
         pos = Grid((7,), prefix=2).positions()
@@ -52,24 +52,24 @@ def test_scale_is_one_in_the_middle_of_the_whole_sequence():
         torch.testing.assert_close(norm[[0, 1, 2 + middle]], torch.ones(3, 4))
         assert (norm[2 + middle + 1] < 1).all()
         keep = torch.tensor([[0, 8, 5], [1, 2, 3]])
-        few, x = encoding.transform(pos.gather(keep), 0), torch.randn(2, 2, 9, 8)
+        subset, x = encoding.transform(pos.gather(keep), 0), torch.randn(2, 2, 9, 8)
         for i in range(2):
             for side in ("query", "key"):
                 full = getattr(encoding.transform(pos, 0), side)(x)
-                torch.testing.assert_close(getattr(few, side)(x[:, :, keep[i]])[i], full[i][:, keep[i]])
+                torch.testing.assert_close(getattr(subset, side)(x[:, :, keep[i]])[i], full[i][:, keep[i]])
 
 
 def test_backends_under_a_causal_mask():
-    turn = build(scale_base=8.0).transform(Grid((9,), prefix=1).positions(), 0)
+    transform = build(scale_base=8.0).transform(Grid((9,), prefix=1).positions(), 0)
     q, k, v = torch.randn(3, 2, 2, 10, 8)
-    outs = [attention(q, k, v, transform=turn, is_causal=True, backend=b) for b in ("reference", "sdpa")]
+    outs = [attention(q, k, v, transform=transform, is_causal=True, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     layer = vispe.Attention(16, 2, "xpos(causal=true)")
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     assert layer(torch.randn(1, 6, 16), (6,), attn_mask=mask).isfinite().all()
 
 
-def test_attention_in_both_directions_is_refused():
+def test_bidirectional_attention_raises():
     with pytest.raises(
         UnsupportedCombination, match=r"Use causal=true if attention is causal, or rope_axial.alibi"
     ):

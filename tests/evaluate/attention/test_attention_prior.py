@@ -76,9 +76,9 @@ def test_spread_is_read_from_what_did_not_choose_the_positions():
     table = torch.tensor([1.0, 4.0, 1.0, 2.0])
     assert held_out_spread(table.repeat(3, 1)).tolist() == [slot_spread(table).item()] * 3
     noise = torch.rand(400, 6, 50, generator=torch.Generator().manual_seed(0))
-    naive, held = slot_spread(noise.mean(1)).mean(), held_out_spread(noise.transpose(0, 1)).mean()
+    naive, held_out = slot_spread(noise.mean(1)).mean(), held_out_spread(noise.transpose(0, 1)).mean()
     assert naive > 0.9
-    assert abs(held) < 0.05
+    assert abs(held_out) < 0.05
 
 
 def test_asymmetry():
@@ -132,11 +132,13 @@ def accumulated(audited, count):
     return acc
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     audited = AuditedModel(VisionModel(plain()), "a model")
-    few, many = accumulated(audited, 1), accumulated(audited, 3)
-    assert {n: s.shape for n, s in few.sums.items()} == {n: s.shape for n, s in many.sums.items()}
-    assert set(many.records[-1]) == {"size", "prefix_share"}
+    one_image, three_images = accumulated(audited, 1), accumulated(audited, 3)
+    assert {n: s.shape for n, s in one_image.sums.items()} == {
+        n: s.shape for n, s in three_images.sums.items()
+    }
+    assert set(three_images.records[-1]) == {"size", "prefix_share"}
 
 
 def test_dummies_are_six_more_passes():

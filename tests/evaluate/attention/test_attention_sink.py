@@ -44,14 +44,14 @@ def test_numbers_are_those_of_health():
     assert sum(actual.details["classes"].values()) == pytest.approx(1)
     assert list(actual.details["strongest"]) == ["class", "register 1", "patch"]
     one = AttentionSink().summarize(accumulated(model, IMAGES[:1]), AuditedModel(VisionModel(model), ""))
-    lone = head_health(model, IMAGES[:1])
+    single = head_health(model, IMAGES[:1])
     assert [len(one.details["reach"]), len(one.details["reach"][0])] == [2, 2]
     for i in (0, 1):
-        assert one.details["reach"][i] == lone.reach[1, i].tolist()
-        assert one.details["sink_mass"][i] == pytest.approx(lone.sink_mass[i].tolist())
+        assert one.details["reach"][i] == single.reach[1, i].tolist()
+        assert one.details["sink_mass"][i] == pytest.approx(single.sink_mass[i].tolist())
 
 
-def test_a_planted_sink_turns_the_number_and_says_where_it_is():
+def test_a_planted_sink_is_detected_and_located():
     model = small()
     audited = AuditedModel(VisionModel(model), "")
     plain = audit(audited, IMAGES, [AttentionSink()]).findings[0]
@@ -62,17 +62,17 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
         inside = []
         record_attention(model, torch.stack(IMAGES[:1]), inside.append)
         x = inside[[*model.blocks].index(block)].x[0]
-        way = x[0] - x[1:].mean(0)
+        direction = x[0] - x[1:].mean(0)
         with torch.no_grad():
             block.attn.qkv.weight[:64] = 0
             block.attn.qkv.bias[:32] = 4.0
-            block.attn.qkv.weight[32:64] = way / way.norm()
+            block.attn.qkv.weight[32:64] = direction / direction.norm()
     assert audit(audited, IMAGES, [AttentionSink()]).findings[0].verdict == "yes"
     actual = AttentionSink().summarize(accumulated(model, IMAGES), audited)
     assert actual.details["strongest"]["class"] == 1
     assert actual.details["classes"]["dead"] + actual.details["classes"]["sink"] == 1
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, three = (accumulated(small(), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

@@ -1,4 +1,4 @@
-"""Pairs left unrotated: as if their frequency were 0, and bit-exact as before afterwards."""
+"""Ablation of rotary pairs: equal to frequency 0, and undone bit for bit."""
 
 import pytest
 import torch
@@ -33,30 +33,30 @@ def test_the_lowest_bands_are_masked():
 
 @pytest.mark.parametrize("spec", ["rope_axial", "rope_mixed", "rope_axial(logit_scale=2)"])
 @torch.no_grad()
-def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
+def test_masked_pairs_are_not_rotated_and_restored_bit_for_bit(spec):
     model = small(spec)
     before = model(IMAGE)
     acc = {name: value.clone() for name, value in model.state_dict().items()}
     with unrotated(model, torch.zeros(8, dtype=torch.bool)):
         assert torch.equal(model(IMAGE), before)
     with unrotated(model, torch.ones(2, 2, 8, dtype=torch.bool)):
-        still = model(IMAGE)
+        expected = model(IMAGE)
     assert torch.equal(model(IMAGE), before)
-    assert not torch.allclose(still, before, atol=1e-3)
+    assert not torch.allclose(expected, before, atol=1e-3)
     assert all(torch.equal(value, acc[name]) for name, value in model.state_dict().items())
     if "scale" not in spec:  # without any rotation it is a model without an encoding
-        torch.testing.assert_close(still, vispe.convert(model, "none")(IMAGE))
+        torch.testing.assert_close(expected, vispe.convert(model, "none")(IMAGE))
 
 
 @torch.no_grad()
 def test_a_mask_of_heads_and_of_blocks():
     model = small("rope_axial")
-    first, whole = torch.zeros(2, 2, 8, dtype=torch.bool), torch.ones(2, 8, dtype=torch.bool)
+    first, full = torch.zeros(2, 2, 8, dtype=torch.bool), torch.ones(2, 8, dtype=torch.bool)
     first[0, 1] = True
     by_block, by_head = [], []
     with unrotated(model, first):
         by_block = model(IMAGE)
-    with unrotated(model, whole):
+    with unrotated(model, full):
         by_head = model(IMAGE)
     with unrotated(model, torch.ones(8, dtype=torch.bool)):
         assert torch.equal(model(IMAGE), by_head)
@@ -68,7 +68,7 @@ def test_a_mask_of_heads_and_of_blocks():
     assert not torch.equal(by_block, model(IMAGE))
 
 
-def test_what_cannot_be_masked():
+def test_errors():
     model = small("rope_axial")
     before = model(IMAGE)
     with (

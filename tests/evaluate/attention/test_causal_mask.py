@@ -1,4 +1,4 @@
-"""Logits behind a causal mask: the stack against loops, closed forms, and models with and without a mask."""
+"""Logits under a causal mask: the stack against loops, closed forms, and models with and without a mask."""
 
 import pytest
 import timm
@@ -47,8 +47,8 @@ def test_without_offsets_is_the_naive_loop():
     actual = without_offsets(scores)
     for offset in range(6):
         diagonal = scores.diagonal(-offset, -2, -1)
-        left = actual.diagonal(-offset, -2, -1)
-        assert torch.allclose(left, diagonal - diagonal.mean(-1, keepdim=True))
+        residual = actual.diagonal(-offset, -2, -1)
+        assert torch.allclose(residual, diagonal - diagonal.mean(-1, keepdim=True))
     assert not actual.triu(1).any()
     distance = torch.arange(6.0)[:, None] - torch.arange(6.0)
     assert without_offsets(torch.exp(-distance)).abs().max() < 1e-6
@@ -59,8 +59,8 @@ def test_the_mask_alone_favours_the_near_and_a_model_without_it_does_not():
     x = tokens(2000, 16, 64) + tokens(1, 1, 64, seed=5)
     masked, free = (stack_scores(x, 3, causal=causal)[-1] for causal in (True, False))
     assert masked[15, 14] > masked[15, 8] > masked[15, 0]
-    left = [without_offsets(scores).var() for scores in (masked, free)]
-    assert left[0] > 10 * left[1]
+    variances = [without_offsets(scores).var() for scores in (masked, free)]
+    assert variances[0] > 10 * variances[1]
 
 
 def test_slope_of_variances_has_its_closed_form():
@@ -114,20 +114,20 @@ def test_a_causal_model_has_positions_in_its_logits_and_another_has_none():
     assert with_mask.outcome.details["without_first"] > 0.05
 
 
-def test_one_image_says_nothing():
+def test_one_image_has_no_result():
     actual = measured(audited(True), 1)
     assert actual.verdict == "not decided"
     assert "One image" in actual.outcome.note
 
 
-def test_models_without_a_causal_mask_are_refused():
+def test_models_without_a_causal_mask_raise():
     one = audited(False)
     one.can.remove("causal")
     actual = audit(one, [torch.zeros(3, 80, 80)] * 2, [CausalMask()], controls=())
     assert actual.refused["mask"][1] == "its attention is not causal"
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, shapes = audited(True), []
     for count in (1, 2):
         acc = Accumulator()

@@ -36,15 +36,15 @@ def test_divergences_are_the_naive_loop(causal):
     actual = [f(a, b, causal=causal) for f in (jensen_shannon, symmetric_kl, mixture_kl)]
     for i in range(2):
         for j in range(3):
-            want = torch.zeros(3, dtype=torch.float64)
+            expected = torch.zeros(3, dtype=torch.float64)
             for t in range(5):
                 keys = t + 1 if causal else 5
                 p, q = a[i, t, :keys], b[j, t, :keys]
                 m = (p + q) / 2
-                want[0] += (kl(p, m) + kl(q, m)) / 2 / 5
-                want[1] += (kl(p, q) + kl(q, p)) / 5
-                want[2] += (kl(m, p) + kl(m, q)) / 2 / 5
-            assert [f[i, j].item() for f in actual] == pytest.approx(want.tolist(), abs=1e-12)
+                expected[0] += (kl(p, m) + kl(q, m)) / 2 / 5
+                expected[1] += (kl(p, q) + kl(q, p)) / 5
+                expected[2] += (kl(m, p) + kl(m, q)) / 2 / 5
+            assert [f[i, j].item() for f in actual] == pytest.approx(expected.tolist(), abs=1e-12)
     assert torch.equal(strongest(a, causal=causal), a.argmax(-1))
 
 
@@ -82,8 +82,8 @@ def test_layers_of_two_models_are_compared():
     captured = []
     for one in (a, b):
         one.watch(images[0][None], lambda s: captured.append(divergence.attention_map(s.call)[1][0]))
-    want = jensen_shannon(captured[1], captured[2]).min()
-    assert compare_heads(a, b, images[:1])[1, 0].item() == pytest.approx(want.item(), abs=1e-6)
+    expected = jensen_shannon(captured[1], captured[2]).min()
+    assert compare_heads(a, b, images[:1])[1, 0].item() == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_long_sequences_are_compared_on_some_rows(monkeypatch):
@@ -93,7 +93,7 @@ def test_long_sequences_are_compared_on_some_rows(monkeypatch):
     assert captured[0].shape == (2, 7, 26)
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_errors():
     images = [torch.zeros(3, 80, 80)]
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         compare_heads(audited(0), audited(1), [])

@@ -92,9 +92,9 @@ def test_maps_are_those_of_the_model(spec):
         assert attn.shape == (2, 3, 18, 18)
         torch.testing.assert_close(attn.sum(-1), torch.ones(2, 3, 18))
         _, _, v = one.call.transformed()
-        made = one.call.finish(attn @ v)
+        actual = one.call.finish(attn @ v)
         if spec != "irpe":  # whose values have a term of their own
-            torch.testing.assert_close(made.transpose(1, 2).flatten(2), out, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual.transpose(1, 2).flatten(2), out, rtol=1e-4, atol=1e-5)
         parts = torch.cat([attention_map(one.call, slice(i, i + 1))[1] for i in range(3)], 1)
         assert torch.allclose(parts, attn, atol=1e-6)
 
@@ -112,9 +112,9 @@ def test_maps_of_other_families(name):
     assert one.grid.shape == (2, 2)
     attn = attention_map(one.call)[1]
     out = outputs(model, x)
-    made = (attn @ one.call.v).transpose(1, 2).flatten(2)
+    actual = (attn @ one.call.v).transpose(1, 2).flatten(2)
     if isinstance(getattr(model.blocks[0].attn, "norm", nn.Identity()), nn.Identity) and out:
-        torch.testing.assert_close(made, out[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, out[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", [None, "alibi2d"])
@@ -163,11 +163,11 @@ def test_maps_of_attention_in_a_model_of_your_own():
     x = torch.randn(2, 16, 3, 4)
     (one,) = captured(model, x)
     assert (one.path, one.grid.shape) == ("layer", (3, 4))
-    made = (attention_map(one.call)[1] @ one.call.v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(model.layer.proj(made), model(x))
+    actual = (attention_map(one.call)[1] @ one.call.v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(model.layer.proj(actual), model(x))
 
 
-def test_nothing_stays_on_the_model_and_outputs_are_bit_equal():
+def test_hooks_are_removed_and_outputs_are_bit_equal():
     model = small("alibi2d")
     x = images()
     with torch.no_grad():
@@ -306,7 +306,7 @@ def test_sums_of_a_layer_are_made_once(monkeypatch):
 def plant(model, x, layer, head, token, strength):
     """Make a head attend to one token, whose input is distinguished from the others by a direction."""
     inside = captured(model, x)[layer].x
-    way = inside[:, token].mean(0) - inside.mean((0, 1))
+    direction = inside[:, token].mean(0) - inside.mean((0, 1))
     attn = model.blocks[layer].attn
     d, width = attn.head_dim, attn.qkv.weight.shape[1]
     with torch.no_grad():
@@ -314,7 +314,7 @@ def plant(model, x, layer, head, token, strength):
             attn.qkv.weight[part + head * d : part + (head + 1) * d] = 0
             attn.qkv.bias[part + head * d : part + (head + 1) * d] = 0
         attn.qkv.bias[head * d] = d**0.5
-        attn.qkv.weight[width + head * d] = strength * way / way.norm() ** 2
+        attn.qkv.weight[width + head * d] = strength * direction / direction.norm() ** 2
 
 
 def test_planted_sinks_are_detected_with_their_kind():
@@ -351,15 +351,15 @@ def test_massive_channels_are_detected():
     assert not any(m[2] == "q" for m in actual)
 
 
-def test_channels_that_tell_position():
+def test_channels_of_position():
     model, x = small("none"), images(6)
     assert np.abs(head_health(model, x).position_r2[0]).mean() < 0.1  # noise has no position
     biased = small("learn")
     biased.pos_embed.data *= 200
     assert head_health(biased, x).position_r2[0].mean() > 0.8
-    lone = head_health(biased, x[:1])
-    assert np.isnan(lone.position_r2).all()
-    assert "One image" in lone.notes[0]
+    single = head_health(biased, x[:1])
+    assert np.isnan(single.position_r2).all()
+    assert "One image" in single.notes[0]
 
 
 def test_classes_follow_their_order():
@@ -379,55 +379,55 @@ HEADS = [(0, 1), (1, 0), (1, 2)]
 
 @pytest.mark.parametrize("init", ["uniform", "normal"])
 @pytest.mark.parametrize("spec", ["learn", "alibi2d"])
-def test_new_heads_leave_all_others_bit_equal(spec, init):
+def test_new_heads_do_not_change_other_heads(spec, init):
     model, x = small(spec), images()
     silent = copy.deepcopy(model)
     for layer, head in HEADS:
         silent.blocks[layer].attn.proj.weight.data[:, head * 8 : head * 8 + 8] = 0
     others = outputs(silent, x)
-    done = reinit_heads(model, HEADS, init=init, generator=torch.Generator().manual_seed(3))
+    handle = reinit_heads(model, HEADS, init=init, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         assert torch.equal(model(x), silent(x))
     for layer, (mine, expected) in enumerate(zip(outputs(model, x), others, strict=True)):
         for head in range(3):
-            own = slice(head * 8, head * 8 + 8)
-            assert torch.equal(mine[..., own], expected[..., own]) is ((layer, head) not in HEADS)
+            channels = slice(head * 8, head * 8 + 8)
+            assert torch.equal(mine[..., channels], expected[..., channels]) is ((layer, head) not in HEADS)
     fresh = model.blocks[0].attn.qkv.weight.unflatten(0, (3, 3, 8))[:, 1]
-    spread = math.sqrt(2 / (24 + 24))  # of 24 rows and 24 columns
+    std = math.sqrt(2 / (24 + 24))  # of 24 rows and 24 columns
     fresh = fresh.detach()
-    assert float(fresh.std()) == pytest.approx(spread, rel=0.1)
-    assert float(fresh.abs().max()) <= (math.sqrt(3) * spread if init == "uniform" else math.inf)
+    assert float(fresh.std()) == pytest.approx(std, rel=0.1)
+    assert float(fresh.abs().max()) <= (math.sqrt(3) * std if init == "uniform" else math.inf)
     assert not model.blocks[0].attn.qkv.bias.unflatten(0, (3, 3, 8))[:, 1].any()
     per_head = 3 * 8 * 24 + 3 * 8 + 24 * 8
-    assert done.trained == 3 * per_head
+    assert handle.trained == 3 * per_head
 
 
 def test_training_moves_new_heads_and_nothing_else():
     model, x = small("alibi2d(slopes=learned)"), images(4)
     acc = {n: p.detach().clone() for n, p in model.named_parameters()}
-    done = reinit_heads(model, HEADS)
+    handle = reinit_heads(model, HEADS)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
-    done.guard(optimizer)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
+    handle.guard(optimizer)
     first = None
     for _ in range(4):
         optimizer.zero_grad()
         (model(x) * torch.randn(4, 24, generator=torch.Generator().manual_seed(0))).sum().backward()
         if first is None:
-            first = {n: p.grad.clone() for n, (p, _) in done.free.items()}
-        nn.utils.clip_grad_norm_(done.parameters(), 1.0)
+            first = {n: p.grad.clone() for n, (p, _) in handle.free.items()}
+        nn.utils.clip_grad_norm_(handle.parameters(), 1.0)
         optimizer.step()
     assert not first["blocks.0.attn.qkv.weight"].any()  # behind an output of zero
     assert first["blocks.0.attn.proj.weight"][:, 8:16].any()
     for name, p in model.named_parameters():
-        if name not in done.free:
+        if name not in handle.free:
             assert torch.equal(p, acc[name])
             assert not p.requires_grad
             continue
-        mask = done.free[name][1]
+        mask = handle.free[name][1]
         assert torch.equal(p[~mask], acc[name][~mask])
         assert (p[mask] != start[name][mask]).all()
-    done.release()
+    handle.release()
     assert all(p.requires_grad for p in model.parameters())
     assert not any(p._backward_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_post_hooks
@@ -435,10 +435,10 @@ def test_training_moves_new_heads_and_nothing_else():
 
 def test_without_the_guard_weight_decay_moves_frozen_entries():
     model = small()
-    done = reinit_heads(model, [(0, 0)])
+    handle = reinit_heads(model, [(0, 0)])
     weight = model.blocks[0].attn.proj.weight
     before = weight.detach().clone()
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
     model(images()).sum().backward()
     optimizer.step()
     assert not torch.equal(weight[:, 8:], before[:, 8:])
@@ -479,26 +479,26 @@ def test_new_heads_add_nothing_in_every_kind_of_layer(build, spec, size):
         out = getattr(same[layer][1], "proj", None) or same[layer][1].out_proj
         width = out.in_features // same[layer][1].num_heads
         out.weight.data[:, head * width : (head + 1) * width] = 0
-    done = reinit_heads(model, {(0, head), (last, head)})
+    handle = reinit_heads(model, {(0, head), (last, head)})
     with torch.no_grad():
         assert torch.equal(model(x), silent(x))
     for name, p in model.named_parameters():
-        mask = done.free[name][1] if name in done.free else torch.zeros_like(p, dtype=torch.bool)
+        mask = handle.free[name][1] if name in handle.free else torch.zeros_like(p, dtype=torch.bool)
         assert torch.equal(p[~mask], acc[name][~mask])
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
-    done.guard(optimizer)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
+    handle.guard(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         model(x).square().sum().backward()
-        for p, mask in done.free.values():
+        for p, mask in handle.free.values():
             assert not p.grad[~mask].any()
         optimizer.step()
-    moved = 0
+    changed = 0
     for name, p in model.named_parameters():
-        mask = done.free[name][1] if name in done.free else torch.zeros_like(p, dtype=torch.bool)
+        mask = handle.free[name][1] if name in handle.free else torch.zeros_like(p, dtype=torch.bool)
         assert torch.equal(p[~mask], acc[name][~mask])
-        moved += int((p != acc[name]).sum())
-    assert moved > 0
+        changed += int((p != acc[name]).sum())
+    assert changed > 0
 
 
 def test_new_heads_in_open_clip_and_eva():
@@ -512,17 +512,17 @@ def test_new_heads_in_open_clip_and_eva():
         "output_dim": 4,
     }
     tower = open_clip.transformer.VisionTransformer(**size)
-    done = reinit_heads(tower, [(0, 1)])
+    handle = reinit_heads(tower, [(0, 1)])
     attn = tower.transformer.resblocks[0].attn
-    assert set(done.free) == {
+    assert set(handle.free) == {
         f"transformer.resblocks.0.attn.{n}" for n in ("in_proj_weight", "in_proj_bias", "out_proj.weight")
     }
     assert not attn.out_proj.weight[:, 8:].any()
     assert attn.out_proj.weight[:, :8].all()
     eva = timm.create_model("vit_small_patch16_dinov3", img_size=32, depth=1)
-    done = reinit_heads(eva, [(0, 5)])
+    handle = reinit_heads(eva, [(0, 5)])
     assert not eva.blocks[0].attn.proj.weight[:, 320:].any()
-    done.release()
+    handle.release()
 
 
 def test_heads_that_cannot_be_replaced():

@@ -90,7 +90,7 @@ def constant(model):
     return model
 
 
-def test_heads_of_position_alone_and_of_content_alone():
+def test_heads_of_position_only_and_of_content_only():
     content = audit(AuditedModel(VisionModel(small()), ""), IMAGES, [PositionInLogits()])
     assert content.findings[0].verdict == "no"
     assert content.findings[0].control == {"none": content.findings[0].value}
@@ -98,9 +98,9 @@ def test_heads_of_position_alone_and_of_content_alone():
     torch.nn.init.normal_(next(p for n, p in table.named_parameters() if "pos_enc" in n), std=5.0)
     absolute = audit(AuditedModel(VisionModel(table), ""), IMAGES, [PositionInLogits()])
     shuffled = [x.reshape(3, 8, 8, 8, 8)[:, torch.randperm(8)].reshape(3, 64, 64) for x in IMAGES]
-    again = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
+    repeated = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
     # what a table of positions adds stays where it is when rows of patches change positions
-    assert again.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
+    assert repeated.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
     model = small("rope_axial")
     position = audit(
         AuditedModel(VisionModel(constant(model)), ""), IMAGES, [PositionInLogits()], controls=("none",)
@@ -115,21 +115,21 @@ def test_heads_of_position_alone_and_of_content_alone():
     assert np.shape(actual.details["rho"]) == (2, 2, 8)
 
 
-def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeypatch):
+def test_sums_are_computed_on_demand_and_once(monkeypatch):
     """Sums of logits need no attention; after all sums of a layer, these and its rows are known."""
     maps, layers = [], []
     for module in (head_statistics, attention_prior):
         monkeypatch.setattr(module, "attention_map", lambda *args: maps.append(args) or attention_map(*args))
     record_attention(small("alibi2d"), IMAGES[0][None], layers.append)
-    alone, whole = layers
-    part, sums = head_statistics.logit_sums_of(alone), head_statistics.layer_sums(alone)
+    partial, full = layers
+    part, sums = head_statistics.logit_sums_of(partial), head_statistics.layer_sums(partial)
     assert len(maps) == 1
     assert torch.equal(part.logits, sums.logits)
     assert torch.equal(part.squares, sums.squares)
-    sums, rows = head_statistics.sums_of(whole), attention_prior.received(whole)
-    assert head_statistics.logit_sums_of(whole) is sums
+    sums, rows = head_statistics.sums_of(full), attention_prior.received(full)
+    assert head_statistics.logit_sums_of(full) is sums
     assert len(maps) == 2
-    assert torch.equal(rows, attention_prior.received(replace(whole, _known={})))
+    assert torch.equal(rows, attention_prior.received(replace(full, _known={})))
 
 
 def test_bands_of_a_head_that_uses_its_fastest_pairs():
@@ -150,8 +150,8 @@ def test_bands_of_a_head_that_uses_its_fastest_pairs():
 def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
     n = 6
     rows = torch.arange(n, dtype=torch.float64).repeat_interleave(n)[:, None] * 0.3
-    turn = PairRotation(rows.cos()[None, None], rows.sin()[None, None], "half")
-    x = turn.query(torch.ones(1, 1, n * n, 2, dtype=torch.float64))[0]
+    rotary = PairRotation(rows.cos()[None, None], rows.sin()[None, None], "half")
+    x = rotary.query(torch.ones(1, 1, n * n, 2, dtype=torch.float64))[0]
     table = pair_tables(x, x, Grid((n, n)), "half")[0, 0]
     count = n - abs(torch.arange(1 - n, n))
     expected = 2 * torch.cos(0.3 * torch.arange(1 - n, n).double())
@@ -160,6 +160,6 @@ def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
     assert math.isclose(float(table[n - 1, n - 1]), 2 * n * n)
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, three = (accumulated(small("rope_axial"), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

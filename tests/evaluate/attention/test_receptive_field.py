@@ -64,5 +64,5 @@ def test_heads_without_content_reach_as_far_as_their_bias():
         block.attn.qkv.weight.data.mul_(0)
         block.attn.qkv.weight.data[:64].normal_(std=2.0)
     assert measured(model, images).findings[0].value != pytest.approx(1, abs=0.01)
-    refused = measured(vispe.convert(model, "none"), images).refused
-    assert "equal for all images" in refused["trf"][1]
+    reasons = measured(vispe.convert(model, "none"), images).refused
+    assert "equal for all images" in reasons["trf"][1]

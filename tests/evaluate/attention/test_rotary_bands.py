@@ -64,8 +64,8 @@ def test_bands_are_the_pairs_of_the_layout(layout, pair):
     keys = torch.randn(2, 30, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(pairs_of(keys, layout)[:, 1], keys[..., pair])
     assert float(band_ranks(keys, layout)[1, 1]) == pytest.approx(naive_rank(keys[1][:, pair], 2))
-    way = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    keys[..., pair] = torch.randn(2, 30, 1, dtype=torch.float64) * way
+    direction = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    keys[..., pair] = torch.randn(2, 30, 1, dtype=torch.float64) * direction
     ranks = band_ranks(keys, layout)
     assert ranks[:, 1].tolist() == pytest.approx([1, 1])
     assert float(ranks[:, [0, 2, 3]].min()) > 1.5
@@ -86,13 +86,13 @@ def test_queries_and_keys_are_those_after_the_rotation(spec):
         model, torch.stack(samples(1)), lambda captured: actual.append((captured, rotated(captured)))
     )
     for captured, (q, k, rotation) in actual:
-        whole_q, whole_k, _ = captured.call.transformed()
-        assert torch.equal(q, whole_q[0, :, 3:])
-        assert torch.equal(k, whole_k[0, :, 3:])
+        rotated_q, rotated_k, _ = captured.call.transformed()
+        assert torch.equal(q, rotated_q[0, :, 3:])
+        assert torch.equal(k, rotated_k[0, :, 3:])
         assert rotation.layout in ("half", "interleaved")
 
 
-def test_turning_says_the_frequencies_of_each_axis():
+def test_rotation_reports_the_frequencies_of_each_axis():
     model = small("rope_axial", class_token=True)
     angles = []
     record_attention(
@@ -155,14 +155,14 @@ def test_a_planted_still_band_is_detected():
 
 
 @pytest.mark.parametrize("spec", ["none", "alibi2d", "liere"])
-def test_models_without_pairs_say_so(spec):
+def test_models_without_pairs_report_a_reason(spec):
     measure, model = RotaryBands(), small(spec)
     acc = accumulated(measure, model, samples(1))
     with pytest.raises(UnsupportedHost, match="No layer rotates pairs"):
         measure.summarize(acc, AuditedModel(VisionModel(model), ""))
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     model = small()
     one, three = (accumulated(RotaryBands(), model, samples(n)) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

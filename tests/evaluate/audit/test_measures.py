@@ -1,4 +1,4 @@
-"""A measure is one file: it carries its limit and its position in the report, and is found by its folder."""
+"""Measures: order in the report, limits, and discovery by folder."""
 
 from typing import ClassVar
 
@@ -48,8 +48,8 @@ def test_every_measure_has_a_limit_and_a_question(name):
 @pytest.mark.parametrize(("measure", "verdict"), [(Strict(), "no"), (Ordinary(), "yes")])
 def test_the_limit_of_the_class_decides(measure, verdict):
     outcome = Outcome(0.3, [0.3] * 6, control={"c": 0.0})
-    judged = judge(measure.limit, outcome, {})
-    finding = Finding.of(measure, outcome, {}, judged)
+    decision = judge(measure.limit, outcome, {})
+    finding = Finding.of(measure, outcome, {}, decision)
     assert finding.verdict == verdict
     assert finding.to_dict()["limit"] == measure.limit
 

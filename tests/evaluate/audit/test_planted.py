@@ -1,4 +1,4 @@
-"""A planted effect turns the rows that it should and no others; without one no row turns, over many seeds."""
+"""A planted effect changes the verdict of its rows only; without an effect no verdict changes, over many seeds."""
 
 import pytest
 import timm
@@ -60,7 +60,7 @@ def yes(f, samples, only=None, **options):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
-def test_a_bag_of_patches_turns_nothing(samples):
+def test_a_bag_of_patches_has_no_effect(samples):
     rows, actual = yes(bag, samples)
     assert rows == set()
     assert {f.name for f in actual.findings} >= {
@@ -76,7 +76,7 @@ def test_a_bag_of_patches_turns_nothing(samples):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
-def test_channels_that_know_row_and_column(samples):
+def test_channels_of_row_and_column(samples):
     rows, actual = yes(position_channels_of, samples)
     assert rows == {"probe", "pattern", "channels", "neighbours", "shift", "turn"}
     channels = next(f for f in actual.findings if f.name == "channels").outcome.details["by_surface"]
@@ -95,8 +95,8 @@ def test_a_descriptor_that_weighs_the_upper_rows(samples):
 )
 def test_an_answerer_that_prefers_the_first_image(samples, prefers_first, expected):
     def answers(images, question, words):
-        liked = images[0] if prefers_first else torch.stack(list(images)).mean(0)
-        redness = 200 * float((liked[0] - liked[2]).mean())
+        image = images[0] if prefers_first else torch.stack(list(images)).mean(0)
+        redness = 200 * float((image[0] - image[2]).mean())
         return torch.tensor([redness, 0.0])
 
     rows, _ = yes(bag, samples, only=["behaviour", "read_or_used"], answers=answers)

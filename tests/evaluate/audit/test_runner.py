@@ -1,4 +1,4 @@
-"""The pass of an audit: what is stored, controls, going on after an interruption, several processes, verdicts."""
+"""The pass of an audit: memory, controls, resumption, several processes, verdicts."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -106,12 +106,12 @@ def whole(audited, images):
 
 
 def test_every_measure_has_its_row_controls_and_layers(whole):
-    slope, layers, own = whole.findings
+    slope, layers, finding = whole.findings
     assert set(slope.control) == {"flat", "none", "random"}
     assert len(slope.outcome.per_image) == 7
     assert len(layers.outcome.per_layer) == 2
-    assert own.value == 6
-    assert len(own.outcome.per_image) == 6
+    assert finding.value == 6
+    assert len(finding.outcome.per_image) == 6
     assert whole.table()[1][0] == "Do features rise?"
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
@@ -143,12 +143,12 @@ class Counted(list):
         return super().__getitem__(number)
 
 
-def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, images, monkeypatch):
+def test_counts_of_image_reads_and_forward_passes(audited, images, monkeypatch):
     sizes = []
 
-    def forward(self, x, own=timm.layers.PatchEmbed.forward):
+    def forward(self, x, original=timm.layers.PatchEmbed.forward):
         sizes.append(len(x))
-        return own(self, x)
+        return original(self, x)
 
     monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
     samples = Counted(images[:2])
@@ -159,14 +159,14 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, i
     assert samples.reads == 2
 
 
-def test_the_model_is_left_as_it_was(audited, images):
+def test_the_model_is_unchanged(audited, images):
     before = audited.maps(images[:1])
     audit(audited, images[:1], REQUESTED)
     assert torch.equal(before, audited.maps(images[:1]))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in audited.model.modules())
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_with_equal_results(audited, images, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.evaluate.audit.checkpoint.SAVE_EVERY", 0.0)
     state, requested = tmp_path / "state", []
 
@@ -178,17 +178,17 @@ def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         audit(audited, images, REQUESTED, controls=("none", "random"), state=state, on_progress=killed)
     assert state.exists()
-    again = []
+    calls = []
     actual = audit(
         audited,
         images,
         REQUESTED,
         controls=("none", "random"),
         state=state,
-        on_progress=lambda words, share: again.append(words),
+        on_progress=lambda words, share: calls.append(words),
     )
     assert actual.to_dict() == whole.to_dict()
-    assert len(again) == 21 + 1 - 8  # eight passes were stored
+    assert len(calls) == 21 + 1 - 8  # eight passes were stored
     # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
         audit(audited, images[:6], REQUESTED, state=state)
@@ -221,7 +221,7 @@ class Ranks(Processes):
         return parts
 
 
-def test_two_processes_give_what_one_gives(audited, images, whole):
+def test_two_processes_equal_one(audited, images, whole):
     parts.clear()
     for rank in range(2):
         actual = audit(audited, images, REQUESTED, controls=("none", "random"), processes=Ranks(rank, 2))
@@ -233,7 +233,7 @@ def test_two_processes_give_what_one_gives(audited, images, whole):
 parts: list = []
 
 
-def test_what_is_stored_does_not_grow_with_images(audited, images):
+def test_memory_does_not_grow_with_images(audited, images):
     sizes = []
     for n in (2, 6):
         acc = Accumulator()
@@ -254,15 +254,15 @@ def test_groups_hold_the_sums_of_their_images():
     assert acc.sums["all"] == 45
 
 
-def test_shuffled_patches_are_the_same_patches_elsewhere():
+def test_shuffled_patches_are_a_permutation():
     image = torch.randn(3, 8, 13)
     mixed = shuffled(image, 4, torch.Generator().manual_seed(3))
 
-    def cut(x):
+    def to_patches(x):
         patches = x[:, :8, :12].unfold(1, 4, 4).unfold(2, 4, 4).permute(1, 2, 0, 3, 4).reshape(6, -1)
         return sorted(map(tuple, patches.tolist()))
 
-    assert cut(mixed) == cut(image)
+    assert to_patches(mixed) == to_patches(image)
     assert not torch.equal(mixed, image)
     assert torch.equal(mixed[:, :, 12:], image[:, :, 12:])
 
@@ -281,33 +281,33 @@ def test_a_verdict_needs_an_interval_beyond_the_limit(values, control, verdict):
 
 
 def test_without_any_control_nothing_is_decided():
-    judged = judge(0.1, Outcome(0.9, [0.9] * 6), {})
-    assert judged.verdict == "not decided"
-    assert judged.margin is None
-    assert judged.interval == pytest.approx((0.9, 0.9))
+    verdict = judge(0.1, Outcome(0.9, [0.9] * 6), {})
+    assert verdict.verdict == "not decided"
+    assert verdict.margin is None
+    assert verdict.interval == pytest.approx((0.9, 0.9))
 
 
 def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
-    own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
-    judged = judge(0.1, own, {"random": other})
-    assert judged.verdict == "yes"
-    assert judged.margin == pytest.approx((1.0, 1.0))
-    assert judged.interval[1] - judged.interval[0] > 1
+    finding, control = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
+    verdict = judge(0.1, finding, {"random": control})
+    assert verdict.verdict == "yes"
+    assert verdict.margin == pytest.approx((1.0, 1.0))
+    assert verdict.interval[1] - verdict.interval[0] > 1
 
 
 def test_two_models_are_compared_in_pairs(audited, images, whole):
-    twin = audit(audited.reinitialized(3), images, REQUESTED, controls=("none",))
-    pair = Comparison(whole, twin)
+    other_audit = audit(audited.reinitialized(3), images, REQUESTED, controls=("none",))
+    pair = Comparison(whole, other_audit)
     actual = pair.to_dict()["differences"]["layers"]
-    mean = twin.findings[1].value - whole.findings[1].value
+    mean = other_audit.findings[1].value - whole.findings[1].value
     assert actual["difference"] == pytest.approx(mean)
     assert actual["interval"][0] < mean < actual["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
         Comparison(whole, audit(audited, images[:2], REQUESTED, controls=()))
 
 
-def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
+def test_unsupported_measures_are_listed_with_the_reason(images):
     f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch_size=16)
     actual = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in actual.findings] == ["slope"]
@@ -325,21 +325,21 @@ class Picky(Slope):
         return super().summarize(acc, audited)
 
 
-def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
+def test_a_failing_control_is_named_and_the_audit_continues(audited, images):
     actual = audit(audited, images[:2], (Picky(),), controls=("random",))
     assert set(actual.findings[0].control) == {"flat"}
     assert actual.missing == {"random of slope": "it does not apply to random weights"}
 
 
-def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
-    twin = audited.reinitialized(1)
-    twin.unchanged = ("head.weight",)
-    monkeypatch.setattr(audited, "reinitialized", lambda seed: twin)
+def test_weights_that_are_not_reinitialised_are_named(audited, images, monkeypatch):
+    reinitialized = audited.reinitialized(1)
+    reinitialized.unchanged = ("head.weight",)
+    monkeypatch.setattr(audited, "reinitialized", lambda seed: reinitialized)
     actual = audit(audited, images[:1], (Slope(),), controls=("random",))
     assert "1 parameter, such as head.weight" in actual.notes[0]
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(UnknownName, match="unknown measure or family, got 'prove'"):
         choose(["prove"])
     f = AuditedModel(lambda x: x, "identity", patch_size=1)

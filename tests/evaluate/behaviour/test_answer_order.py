@@ -1,4 +1,4 @@
-"""An answerer that sees a set has no spread over orders; one that reads the first image alone has."""
+"""An answerer of sets has no spread over orders; one that reads only the first image has."""
 
 import pytest
 import torch
@@ -10,19 +10,19 @@ from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
-def there(image, question):
+def has_colour(image, question):
     channel = next(k for k, name in enumerate(("red", "green", "blue")) if name in question)
     others = [k for k in range(3) if k != channel]
     return float(((image[channel] > 0.85) & (image[others].amax(0) < 0.1)).any())
 
 
-def knows(images, question, answers):
-    actual = max(there(p, question) for p in images)
+def answers_both(images, question, answers):
+    actual = max(has_colour(p, question) for p in images)
     return torch.tensor([actual, 1 - actual]) * 4
 
 
 def first(images, question, answers):
-    actual = there(images[0], question)
+    actual = has_colour(images[0], question)
     return torch.tensor([actual, 1 - actual]) * 4
 
 
@@ -42,15 +42,15 @@ def run(answers):
     return measure.summarize(acc, audited)
 
 
-@pytest.mark.parametrize("answers", [knows, always])
-def test_who_sees_a_set_has_no_spread(answers):
+@pytest.mark.parametrize("answers", [answers_both, always])
+def test_an_answerer_of_sets_has_no_spread(answers):
     actual = run(answers)
     assert actual.value < 1e-9
     assert actual.details["answers_that_change"] == 0
     assert actual.details["gain_of_averaging"] == pytest.approx(0, abs=1e-12)
 
 
-def test_who_reads_the_first_image_alone_depends_on_order():
+def test_an_answerer_of_the_first_image_depends_on_order():
     actual = run(first)
     assert actual.value > 0.5
     assert actual.details["answers_that_change"] == 0.5  # where the disc is there at all

@@ -1,4 +1,4 @@
-"""Only answerers that see the position flip, and only those that know it are right."""
+"""Only answerers that use the position change with a flip, and only those that decode it are correct."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
-def knows(images, question, answers):
+def correct_answers(images, question, answers):
     """Read the centres of red and blue from the image, and the colour in question, from the question."""
     image = images[0]
     red, blue = (image[0] > 0.85) & (image[1] < 0.1), (image[2] > 0.85) & (image[1] < 0.1)
@@ -18,10 +18,10 @@ def knows(images, question, answers):
         return torch.zeros(2)
     along = 1 if "left" in answers[0] else 0
     gap = (red.nonzero().double().mean(0) - blue.nonzero().double().mean(0))[along]
-    red_requested = question.index("red") < question.index("blue")
+    red_left = question.index("red") < question.index("blue")
     if "Seen from" in question:
-        red_requested = not red_requested
-    gap = gap if red_requested else -gap
+        red_left = not red_left
+    gap = gap if red_left else -gap
     return torch.stack([-gap, gap])
 
 
@@ -30,7 +30,7 @@ def constant(images, question, answers):
 
 
 def mirrored(images, question, answers):
-    return -knows(images, question, answers)
+    return -correct_answers(images, question, answers)
 
 
 class Random:
@@ -52,9 +52,9 @@ def run(f=lambda x: x, answers=None):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "value", "flips_", "accuracy"),
-    [(knows, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],
+    [(correct_answers, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],
 )
-def test_only_answerers_that_know_the_position_are_right_twice(answers, value, flips_, accuracy):
+def test_only_answerers_that_decode_the_position_are_correct_twice(answers, value, flips_, accuracy):
     actual = run(answers=answers)
     atol = 0.15 if isinstance(answers, Random) else 1e-12
     assert actual.value == pytest.approx(value, abs=atol)
@@ -65,7 +65,7 @@ def test_only_answerers_that_know_the_position_are_right_twice(answers, value, f
 
 
 def test_words_alone_do_not_help_who_needs_the_image():
-    assert run(answers=knows).details["language_prior"] == 0.5
+    assert run(answers=correct_answers).details["language_prior"] == 0.5
 
 
 def test_a_head_reads_positions_from_maps_that_hold_them():
@@ -100,6 +100,6 @@ def test_flips_and_heads_by_hand():
     assert flips(head_margins(features, truth), truth)[0].tolist() == [1, 1, 1, 1]
 
 
-def test_images_that_are_too_small_are_refused():
+def test_images_that_are_too_small_raise():
     with pytest.raises(OptionError, match="side needs an integer of 32 or more, got side=16"):
         draw_sides(0, torch.Generator(), side=16)

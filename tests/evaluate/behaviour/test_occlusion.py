@@ -53,29 +53,29 @@ def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
     image = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
     changed = occlude(image, part, filling, noise)
-    gone = torch.zeros(16, 24, dtype=torch.bool)
-    gone[slice(*part[0]), slice(*part[1])] = True
-    assert torch.equal(changed[:, ~gone], image[:, ~gone])
-    inside = changed[0][gone]
+    hidden = torch.zeros(16, 24, dtype=torch.bool)
+    hidden[slice(*part[0]), slice(*part[1])] = True
+    assert torch.equal(changed[:, ~hidden], image[:, ~hidden])
+    inside = changed[0][hidden]
     if filling == "mirror":
-        assert set(inside.tolist()) <= set(image[0][~gone].tolist())
+        assert set(inside.tolist()) <= set(image[0][~hidden].tolist())
     if filling == "mean":
         assert torch.equal(inside, image[0].mean().expand_as(inside))
     if filling == "noise":
-        assert torch.allclose(inside, image[0].mean() + image[0].std() * noise[0][gone])
+        assert torch.allclose(inside, image[0].mean() + image[0].std() * noise[0][hidden])
 
 
 def test_excess_is_the_formula_in_a_loop():
     rng = np.random.default_rng(0)
-    shares, moved = rng.random((5, 2, K)) + 0.5, rng.random((7, 5, 2, K)) + 0.5
+    shares, changes = rng.random((5, 2, K)) + 0.5, rng.random((7, 5, 2, K)) + 0.5
     picks = np.array([0, 0, 3, 4, 4])
 
     def larger(rows):
         mean = np.mean([rows[k] for k in picks], 0)
         return max(1 - min(one) / max(one) for one in mean)
 
-    expected = larger(shares) - np.mean([larger(one) for one in moved])
-    assert excess(shares, moved, picks) == pytest.approx(expected)
+    expected = larger(shares) - np.mean([larger(one) for one in changes])
+    assert excess(shares, changes, picks) == pytest.approx(expected)
 
 
 def test_a_descriptor_that_favours_the_top_is_detected():
@@ -124,7 +124,7 @@ def test_a_model_without_encoding_weighs_all_positions_equally(pool):
 
 
 @pytest.mark.slow
-def test_noise_alone_is_taken_for_no_effect():
+def test_noise_has_no_effect():
     # importance at random: PSI itself is far from 0
     numbers = []
     for seed in range(40):

@@ -1,4 +1,4 @@
-"""Places: a strip comes to each of them by whole patches, and what cannot be moved is refused in a sentence."""
+"""Rolls: a strip is moved to each position by whole patches, and sizes that do not divide raise."""
 
 import pytest
 import torch
@@ -17,19 +17,19 @@ def test_a_strip_comes_to_every_position_by_whole_patches(grid):
             begin = starts(n)
             assert begin[0] == 0
             assert begin[-1] + n // K == n
-            moved = [begin[number] + offset[axis] for offset in rolls(number, CommonStep(1, 1, grid))]
-            assert tuple(moved) == begin
+            positions = [begin[number] + offset[axis] for offset in rolls(number, CommonStep(1, 1, grid))]
+            assert tuple(positions) == begin
 
 
 def test_a_roll_by_nothing_is_the_image_as_it_is():
     image = torch.rand(3, 8, 8)
     assert rolled(image, CommonStep(2, 1, (4, 4)), (0, 0))[0] == "as it is"
-    name, moved = rolled(image, CommonStep(2, 1, (4, 4)), (1, -1))
+    name, result = rolled(image, CommonStep(2, 1, (4, 4)), (1, -1))
     assert name == "roll 2,-2"
-    assert torch.equal(moved[:, 2:, :-2], image[:, :-2, 2:])
+    assert torch.equal(result[:, 2:, :-2], image[:, :-2, 2:])
 
 
-def test_what_does_not_divide_is_refused_once_all_images_are_seen():
+def test_sizes_that_do_not_divide_raise_after_all_images():
     audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch_size=4), Accumulator()
     acc.begin(0)
     assert step_or_refusal(acc, PerturbedRuns(audited, torch.rand(3, 16, 16), 0)) is not None

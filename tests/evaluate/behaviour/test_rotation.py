@@ -1,4 +1,4 @@
-"""Turn: the errors of `vispe rotate`, the encoding separately, rectangles, functions of images, flat features."""
+"""Rotation: the errors of `vispe rotate`, the encoding separately, rectangles, functions of images, flat features."""
 
 import math
 
@@ -29,15 +29,15 @@ def test_numbers_are_those_of_rotate():
     f, images = vit(), torch.randn(3, 3, 64, 64)
     outcome = actual(f, images)
     poses = [element(name) for name in POSES]
-    whole = equivariance(f, images, elements=poses, measures=["error"], controls=False)
+    expected = equivariance(f, images, elements=poses, measures=["error"], controls=False)
     code = position_equivariance(f, images, elements=poses, measures=["error"])
-    assert outcome.details["everything"] == pytest.approx(whole[0].summary().mean, rel=1e-4)
+    assert outcome.details["everything"] == pytest.approx(expected[0].summary().mean, rel=1e-4)
     assert list(outcome.per_image) == pytest.approx(code[0].values.tolist(), rel=1e-4)
     assert 0.01 < outcome.value < outcome.details["everything"]
 
 
 @pytest.mark.parametrize("encoding", ["none", "alibi2d"])
-def test_what_has_no_direction_turns_with_the_image(encoding):
+def test_models_without_direction_are_equivariant(encoding):
     outcome = actual(vit(encoding), torch.randn(2, 3, 64, 64))
     assert outcome.value < 1e-4
     # the patch kernels have one

@@ -35,7 +35,7 @@ def actual(f, images, **options):
     return audit(audited, images, [TranslationChange()], controls=())
 
 
-def test_a_model_without_encoding_does_not_see_a_roll():
+def test_a_model_without_encoding_is_equivariant_to_rolls():
     outcome = actual(vit("none"), torch.randn(2, 3, 64, 64)).findings[0].outcome
     assert outcome.value < 1e-6
     assert outcome.details["with the seam"] < 1e-6
@@ -105,7 +105,7 @@ def test_patches_away_from_the_frame_before_and_after():
         assert torch.equal(inside_margin(grid, offset, margin), expected)
 
 
-def test_what_is_stored_does_not_grow_with_the_image():
+def test_memory_does_not_grow_with_the_image():
     def accumulated(size):
         acc = Accumulator()
         acc.begin(0)

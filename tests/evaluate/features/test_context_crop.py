@@ -107,7 +107,7 @@ def test_three_passes_alongside_that_of_the_image_and_the_image_stays():
     assert not acc.sums
 
 
-def test_what_cannot_be_cropped_is_refused():
+def test_errors():
     assert "10 patches" in actual(lambda x: x, images(1, 9)).refused["crop"][1]
 
     def fixed(x):

@@ -18,13 +18,13 @@ def test_the_profile_is_that_of_a_loop():
     x = torch.randn(12, 5, dtype=torch.float64)
     centred = x - x.mean(0)
     unit = centred / centred.norm(dim=1, keepdim=True)
-    want = {}
+    expected = {}
     for i in range(12):
         for j in range(12):
             far = round(float(np.hypot(i // 4 - j // 4, i % 4 - j % 4)))
-            want.setdefault(far, []).append(float(unit[i] @ unit[j]))
-    got = profile(x, (3, 4))
-    assert got.tolist() == pytest.approx([np.mean(want[k]) for k in sorted(want)])
+            expected.setdefault(far, []).append(float(unit[i] @ unit[j]))
+    actual = profile(x, (3, 4))
+    assert actual.tolist() == pytest.approx([np.mean(expected[k]) for k in sorted(expected)])
     with pytest.raises(ShapeError, match="must have 15 tokens"):
         profile(x, (3, 5))
 

@@ -1,4 +1,4 @@
-"""Place: a probe of planted coordinates, of noise, of small grids, and layer by layer."""
+"""Position probe: planted coordinates, of noise, of small grids, and layer by layer."""
 
 import numpy as np
 import pytest

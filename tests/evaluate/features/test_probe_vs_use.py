@@ -1,4 +1,4 @@
-"""Read or used: hosts that know and tell, know and do not tell, do neither; the probe's folds."""
+"""Probe versus use: hosts whose answers use the decodable position, ignore it, or have none; folds of the probe."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from vispe.evaluate.features.probe_vs_use import ProbeVersusUse, probe_hits, ren
 from vispe.evaluate.measure.audited_model import AuditedModel
 
 
-def knows(images):
+def colour_maps(images):
     """Return maps (b, 2, 1, 1): where red and blue are, from left to right."""
     cols = torch.linspace(-1, 1, images.shape[-1])
     red, blue = (1 - images[:, 2]), (1 - images[:, 0])
@@ -25,7 +25,7 @@ def blind(images):
 
 
 def tells(samples, question, answers):
-    red, blue = knows(samples[0][None])[0, :, 0, 0]
+    red, blue = colour_maps(samples[0][None])[0, :, 0, 0]
     return torch.tensor([float(red < blue), float(red > blue)]).log_softmax(0)
 
 
@@ -40,8 +40,8 @@ def actual(f, answers):
 
 
 @pytest.mark.slow
-def test_what_is_known_and_not_said_is_a_gap():
-    gap = actual(knows, silent)
+def test_a_decodable_position_without_use_is_a_gap():
+    gap = actual(colour_maps, silent)
     assert gap.verdict == "yes"
     assert gap.outcome.details["probe"] == 1.0
     assert gap.outcome.details["answers"] == 0.5
@@ -55,24 +55,24 @@ def one_shuffle(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_shuffle")
-def test_what_is_known_and_said_is_none():
-    gap = actual(knows, tells)
+def test_a_decodable_position_in_use_has_no_gap():
+    gap = actual(colour_maps, tells)
     assert gap.value == 0
     assert gap.verdict == "no"
 
 
 @pytest.mark.usefixtures("one_shuffle")
-def test_what_is_not_known_is_none():
+def test_no_decodable_position_has_no_gap():
     gap = actual(blind, silent)
     assert gap.verdict != "yes"
     assert gap.value < 0.2
 
 
 def test_images_of_a_pair_exchange_colours():
-    (first, left), (second, right) = render_squares(6, (48, 64)), render_squares(7, (48, 64))
-    assert (left, right) == (0, 1)
+    (first, first_side), (second, second_side) = render_squares(6, (48, 64)), render_squares(7, (48, 64))
+    assert (first_side, second_side) == (0, 1)
     assert torch.equal(first.flip(0), second)
-    assert knows(first[None])[0, 0] < knows(first[None])[0, 1]
+    assert colour_maps(first[None])[0, 0] < colour_maps(first[None])[0, 1]
 
 
 def test_a_group_is_never_on_both_sides():
@@ -98,6 +98,6 @@ def test_bad_input_is_refused():
         probe_hits(torch.zeros(4, 2), torch.zeros(4).long(), torch.arange(4) // 2)
 
 
-def test_hosts_without_words_are_refused():
-    refused = audit(AuditedModel(knows, "model"), [torch.rand(3, 32, 32)], [ProbeVersusUse()]).refused
-    assert "does not answer questions" in refused["read_or_used"][1]
+def test_hosts_without_answers_raise():
+    reasons = audit(AuditedModel(colour_maps, "model"), [torch.rand(3, 32, 32)], [ProbeVersusUse()]).refused
+    assert "does not answer questions" in reasons["read_or_used"][1]

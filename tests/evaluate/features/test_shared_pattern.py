@@ -23,18 +23,18 @@ def test_the_share_is_that_of_variances():
     x = maps.flatten(2).numpy()
     x = x - x.mean(-1, keepdims=True)
     n, _, patches = x.shape
-    spread = (x.mean(0) ** 2).sum() / patches
+    variance = (x.mean(0) ** 2).sum() / patches
     within = ((x - x.mean(0)) ** 2).sum() / (n - 1) / patches
     chance = within / n
-    assert map_share(maps) == pytest.approx((spread - chance) / (spread - chance + within), rel=1e-12)
+    assert map_share(maps) == pytest.approx((variance - chance) / (variance - chance + within), rel=1e-12)
 
 
 def test_the_share_does_not_depend_on_the_number_of_images():
     common = images(1, 16, seed=7)
-    few = [map_share(images(3, 16, seed=s) + common) for s in range(20)]
+    shares = [map_share(images(3, 16, seed=s) + common) for s in range(20)]
     many = [map_share(images(24, 16, seed=100 + s) + common) for s in range(5)]
     truth = common.sub(common.mean((2, 3), keepdim=True)).square().mean().item()
-    assert np.mean(few) == pytest.approx(truth / (1 + truth), abs=0.03)
+    assert np.mean(shares) == pytest.approx(truth / (1 + truth), abs=0.03)
     assert np.mean(many) == pytest.approx(truth / (1 + truth), abs=0.03)
 
 

@@ -18,12 +18,12 @@ correlate = similarity_distance_correlation
 def slow(x, shape, spacing, method, distance, cells):
     positions = [np.array(c) * np.array(spacing) for c in itertools.product(*map(range, shape))]
     x = x - x.mean(0)
-    similar, apart = [], []
+    similar, distances = [], []
     for i, j in itertools.combinations(range(len(x)), 2):
         similar.append(round(float(x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j])), 9))
         step = np.abs(positions[cells[i]] - positions[cells[j]])
-        apart.append(round(float(step.sum() if distance == "manhattan" else np.linalg.norm(step)), 9))
-    return -(spearmanr if method == "spearman" else pearsonr)(similar, apart).statistic
+        distances.append(round(float(step.sum() if distance == "manhattan" else np.linalg.norm(step)), 9))
+    return -(spearmanr if method == "spearman" else pearsonr)(similar, distances).statistic
 
 
 @pytest.mark.parametrize("method", ["spearman", "pearson"])
@@ -53,8 +53,8 @@ def test_values(shape, spacing, method, distance):
 def test_position_and_content_are_separated_by_permuted_patches():
     """Features that follow the grid, and features that follow the content."""
     rng = np.random.default_rng(1)
-    where = Grid((6, 7)).positions().coords[0].numpy()
-    smooth = np.concatenate([where, rng.normal(scale=0.1, size=(42, 2))], 1)
+    coords = Grid((6, 7)).positions().coords[0].numpy()
+    smooth = np.concatenate([coords, rng.normal(scale=0.1, size=(42, 2))], 1)
     order = rng.permutation(42)
     position, content = smooth, smooth[order]
     # the cell that the content at each cell comes from

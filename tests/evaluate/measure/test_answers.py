@@ -49,10 +49,10 @@ def test_a_clip_model_sees_one_image():
         answers([torch.rand(3, 32, 32)] * 2, "It is", ("red", "blue"))
     with pytest.raises(UnsupportedHost, match="has no image and text towers"):
         ClipAnswers(torch.nn.Linear(2, 2), str)
-    bare = clip()
-    bare.visual.image_mean = None
+    model = clip()
+    model.visual.image_mean = None
     with pytest.raises(UnsupportedHost, match="has no image_mean and image_std"):
-        ClipAnswers(bare, str)
+        ClipAnswers(model, str)
 
 
 class Processor:
@@ -89,7 +89,7 @@ class Processor:
         }
 
 
-def test_a_chat_model_says_how_probable_an_answer_is():
+def test_a_chat_model_returns_probabilities_of_answers():
     model, processor = copy_of("qwen2_vl"), Processor()
     samples = [torch.rand(3, 20, 20) for _ in range(2)]
     answers = ("left", "quite certainly right")
@@ -136,7 +136,7 @@ def test_images_side_by_side_have_no_order():
     assert usual.details["sd_over_orders"] > 1e-3
 
 
-def test_a_changed_copy_does_not_speak():
+def test_a_changed_copy_has_no_answers():
     import timm
 
     tower = timm.create_model("test_vit").eval()
@@ -195,12 +195,12 @@ def test_a_chat_model_in_a_folder_answers(tmp_path):
     audited = as_audited_model(load_evaluated_model(f"hf:{tmp_path}", device="cpu"))
     assert {"answers", "maps"} <= audited.can
     samples = [torch.rand(3, 12, 12) for _ in range(2)]
-    said = audited.answers(samples, "w5 w6", ("w7", "w8 w9"))
-    torch.testing.assert_close(said, ChatAnswers(model, processor)(samples, "w5 w6", ("w7", "w8 w9")))
-    assert said[0] != said[1]
+    logits = audited.answers(samples, "w5 w6", ("w7", "w8 w9"))
+    torch.testing.assert_close(logits, ChatAnswers(model, processor)(samples, "w5 w6", ("w7", "w8 w9")))
+    assert logits[0] != logits[1]
 
 
-def test_a_model_without_words_says_why(tmp_path):
+def test_a_model_without_answers_reports_a_reason(tmp_path):
     import transformers
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -97,8 +97,8 @@ def test_a_language_model_reads_ids_and_makes_no_maps():
     audited.watch(ids, captured.append)
     audited.watch(ids.flatten(1), captured.append)
     assert torch.equal(captured[0].call.q, captured[3].call.q)
-    refused = audit(audited, texts(2), choose(["pattern", "shift"])).refused
-    assert all("reads token ids" in reason for _, reason in refused.values())
+    reasons = audit(audited, texts(2), choose(["pattern", "shift"])).refused
+    assert all("reads token ids" in reason for _, reason in reasons.values())
     for wrong in (ids.float(), ids + 50, ids.expand(1, 3, 1, -1)):
         with pytest.raises(ShapeError, match=r"int64 \(b, 1, 1, n\) from 0 to 49"):
             audited.watch(wrong, captured.append)
@@ -108,17 +108,17 @@ def test_a_language_model_reads_ids_and_makes_no_maps():
         audited.without()
 
 
-def test_twins_draw_every_weight_of_a_loaded_language_model(tmp_path):
+def test_reinitialisation_draws_every_weight_of_a_loaded_language_model(tmp_path):
     net = llama(1.0)
     net.save_pretrained(tmp_path)
     loaded = type(net).from_pretrained(tmp_path)
-    twin = as_audited_model(loaded).reinitialized(1)
-    assert twin.unchanged == ()
+    reinitialized = as_audited_model(loaded).reinitialized(1)
+    assert reinitialized.unchanged == ()
     # as transformers draws them, not as torch does
-    assert twin.model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert reinitialized.model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_twins_name_what_was_not_drawn_again():
+def test_reinitialisation_names_unchanged_weights():
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()

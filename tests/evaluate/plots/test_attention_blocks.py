@@ -8,7 +8,7 @@ from vispe.evaluate.plots.attention_blocks import plot_blocks
 from vispe.multimodal import Parallel, Stream, Text
 
 
-def test_colours_say_which_member_is_seen():
+def test_colours_show_the_visible_member():
     stream = Stream.of([[Text(1), Parallel([Text(1), Text(2)], "all"), Text(1)]], "left", 7)
     actual = np.asarray(plot_blocks(stream).images[0].get_array())
     expected = [[1, 0, 0, 0, 0], [1, 2, 3, 3, 0], [1, 3, 2, 0, 0], [1, 3, 2, 2, 0], [1, 1, 1, 1, 1]]

@@ -100,16 +100,16 @@ def test_rotation_changes_what_is_not_invariant(spec, invariant):
 
 
 def test_every_encoding_of_images_is_shown_or_refused():
-    refused = set()
+    unsupported = set()
     for name in vispe.list_encodings(ndim=2):
         try:
             data = explorer_data([name], (3, 4), 4, 0, expand=False)[name]
         except VispeError:
-            refused.add(name)
+            unsupported.add(name)
         else:
             assert list(data["default"]["grids"]) == ["3", "4"]
     samplers = set(vispe.list_encodings(ndim=2, kind="positions"))
-    assert refused == samplers | {"none", "peg", "dynamic", "loope"}
+    assert unsupported == samplers | {"none", "peg", "dynamic", "loope"}
 
 
 def test_names_are_expanded_to_options_that_change_the_figure():
@@ -205,10 +205,10 @@ def check_in_chromium(figure, folder):
         *(browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"),
         *("--virtual-time-budget=4000", "--dump-dom", path.as_uri()),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    title = re.search(r"<title>done (.*?)</title>", done.stdout, re.DOTALL)
-    assert title, done.stdout[:300] + done.stderr[-300:]
-    *rows, larger, moved, focused, label = json.loads(html.unescape(title[1]))
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    title = re.search(r"<title>done (.*?)</title>", process.stdout, re.DOTALL)
+    assert title, process.stdout[:300] + process.stderr[-300:]
+    *rows, larger, shifted, focused, label = json.loads(html.unescape(title[1]))
     for name, (changed, heads, text) in zip(names, rows, strict=True):
         expected = changed_by_rotation(pairwise_values(name, 8, 8)[1], 8, 2, 5)
         if np.isfinite(expected):
@@ -218,6 +218,6 @@ def check_in_chromium(figure, folder):
         assert heads == (1 if name == "alibi2d" else 4)
         assert "Query at row 2, column 5" in text
     assert "row 4, column 11" in larger[2]
-    assert "row 4, column 12" in moved[2]
+    assert "row 4, column 12" in shifted[2]
     assert focused  # redrawing must not take the keyboard focus away
     assert label.startswith("head 0: ")

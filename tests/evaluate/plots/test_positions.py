@@ -125,8 +125,8 @@ def test_schemes_side_by_side_share_their_scales():
     below = axes[0].figure.axes[1::2]
     assert len({below[i].get_zlim() for i in (0, 1, 3)}) == 1
     assert below[2].get_zlim() != below[0].get_zlim()  # one coordinate: a scale of its own
-    left = [round(ax.get_position().x0, 3) for ax in axes]
-    assert left[:2] == left[3:]
+    left_edges = [round(ax.get_position().x0, 3) for ax in axes]
+    assert left_edges[:2] == left_edges[3:]
     assert [bool(ax.get_ylabel()) for ax in axes] == [True, False, False, True, False]
 
 
@@ -134,8 +134,8 @@ def test_schemes_side_by_side_share_their_scales():
 def test_every_scheme_can_be_drawn(name):
     ax = pyplot.figure().add_subplot()
     plot_positions(name, "text:3 image:2x3 text:2 video:2x2x2@0.5 text:1", ax)
-    drawn = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
-    assert np.isfinite(drawn).all()
+    values = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
+    assert np.isfinite(values).all()
 
 
 def test_streams_may_be_segments_or_streams():
@@ -146,7 +146,7 @@ def test_streams_may_be_segments_or_streams():
     assert points(plot_positions("mrope", padded), INK) == [(0, 0), (1, 1)]
 
 
-def test_what_cannot_be_drawn():
+def test_errors():
     with pytest.raises(ShapeError, match="a single sequence, got 2 rows"):
         plot_positions("mrope", Stream.of([[Text(2)], [Text(3)]]))
     with pytest.raises(OptionError, match="spec is empty"):
@@ -199,9 +199,9 @@ def test_streams_as_text(text: str, expected: list[Segment]):
     ],
 )
 def test_text_that_is_no_stream(text, message):
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError) as error:
         parse_segments(text)
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_the_command(capsys, tmp_path):
@@ -246,7 +246,7 @@ def test_mistakes_in_the_command(capsys, tmp_path, monkeypatch, words, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_drawing_leaves_the_random_numbers_alone():
+def test_drawing_does_not_change_random_numbers():
     before = torch.get_rng_state()
     plot_positions("v2pe")
     assert torch.equal(before, torch.get_rng_state())

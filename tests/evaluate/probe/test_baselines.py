@@ -86,14 +86,14 @@ def test_averages_bring_features_back_exactly(size, shifts):
 def test_the_published_form_mixes_the_features_of_four_positions():
     f, image = Table(), noise(1, 20, 20)[0]
     actual = transform_averages(f, image, PATCH, 1)["published_average"]
-    ways = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
-    torch.testing.assert_close(actual, sum(f(way[None])[0] for way in ways) / 4)
+    transformed = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
+    torch.testing.assert_close(actual, sum(f(image_pose[None])[0] for image_pose in transformed) / 4)
     content = f.content(image[None])[0]
     mixed = (content + content.flip(-1) + content.flip(-2) + torch.rot90(content, 1, (-2, -1))) / 4
     torch.testing.assert_close(actual, mixed + f.table((5, 5)))  # the table stays as it is
 
 
-def test_what_cannot_be_averaged_is_said():
+def test_averages_errors():
     actual = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
     assert (
         actual["published_average"]
@@ -164,8 +164,8 @@ def test_all_shifts_leave_nothing_of_a_table():
     images, black = noise(2, 24, 32), torch.zeros(3, 1, 1)
     options = {"step": 2, "blank": [0], "black": black, "masks_per_image": 2}
     table = probe_baselines(Table(), images, shifts=99, **options)
-    alone = probe_baselines(Table(strength=0), images, **options)
-    np.testing.assert_allclose(table.row("shift_average").r2, alone.row("none").r2, atol=1e-6)
+    single = probe_baselines(Table(strength=0), images, **options)
+    np.testing.assert_allclose(table.row("shift_average").r2, single.row("none").r2, atol=1e-6)
     assert table.row("shift_average").passes == 48
     assert not table.row("published_average").known
     assert np.isnan(table.row("published_average").r2).all()
@@ -190,37 +190,41 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
     assert [row.key for row in table.rows] == ["none", "blank", "svd", "rasa_published", "rasa"]
     assert [row.passes for row in table.rows] == [0] * 5
     assert table.chosen_on == "given"
-    trials, made = Trials(table.targets, 2), rng(11)
+    trials, generator = Trials(table.targets, 2), rng(11)
     noise_map = torch.from_numpy(black).permute(2, 0, 1)[None]
     for i, one in enumerate(feats):
-        drawn = trials.draw((9, 7), made)
-        own = torch.from_numpy(one).permute(2, 0, 1)
-        remedied = [own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0]]
+        draws = trials.draw((9, 7), generator)
+        features = torch.from_numpy(one).permute(2, 0, 1)
+        corrected = [
+            features,
+            blank_channels(features, [2, 5], axis=0),
+            svd_debias(features[None], noise_map, k=4)[0],
+        ]
         # fitted on the images of the other half; 10 channels have 4 planes, of which 1 is the default
         fit = Rasa(1, standardize=True, alpha=ALPHA), Rasa(4)
         for rasa in fit[::-1]:
-            remedied.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(own[None])[0])
-        for row, value in zip(table.rows, remedied, strict=True):
-            r2, control = trials.scores(value.permute(1, 2, 0), drawn)
+            corrected.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(features[None])[0])
+        for row, value in zip(table.rows, corrected, strict=True):
+            r2, control = trials.scores(value.permute(1, 2, 0), draws)
             np.testing.assert_allclose(row.r2[:, i], r2)
             np.testing.assert_allclose(row.shuffled[:, i], control)
             knn = [
                 slow_knn(value.permute(1, 2, 0).numpy(), t.mask, t.ramps["lr+ud"])
-                for t in drawn
+                for t in draws
                 if "lr+ud" in t.ramps
             ]
             assert row.knn[i] == pytest.approx(np.mean(knn))
             assert row.rank[i] == pytest.approx(effective_rank(value))
-            assert row.cosine[i] == pytest.approx(mean_cosine(own, value))
+            assert row.cosine[i] == pytest.approx(mean_cosine(features, value))
     untouched = probe_baselines(feats, blank=[], black=black, step=2)
     np.testing.assert_array_equal(untouched.rows[0].r2, untouched.rows[1].r2)
 
 
 def test_channels_are_chosen_on_other_images_than_those_scored():
     def leaking(channel, seed):
-        made = rng(seed).standard_normal((14, 14, 20))
-        made[..., channel] += 12 * ramp("ud", (14, 14))[..., 0]
-        return made
+        features = rng(seed).standard_normal((14, 14, 20))
+        features[..., channel] += 12 * ramp("ud", (14, 14))[..., 0]
+        return features
 
     feats = [leaking(3 if i % 2 == 0 else 8, i) for i in range(6)]
     table = probe_baselines(feats, blank=1, step=2, masks_per_image=2)
@@ -239,7 +243,7 @@ def test_channels_are_chosen_on_other_images_than_those_scored():
     assert "needs a black image" in same.row("svd").detail
 
 
-def test_a_model_of_timm_knows_black_and_its_patches():
+def test_patch_size_and_blank_image_of_a_model_of_timm():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = timm.create_model("test_vit", img_size=(64, 96), num_classes=0, dynamic_img_size=False)
@@ -255,8 +259,8 @@ def test_a_model_of_timm_knows_black_and_its_patches():
     assert stored["rows"][0]["effective_rank"] == list(rows["none"].rank)
     assert stored["rows"][3]["r2_heldout"] == {"lr": [None, None], "radial": [None, None]}
     assert len({len(line) for line in table.to_markdown().splitlines()}) == 1
-    again = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
-    assert again.to_dict() == table.to_dict()
+    repeated = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
+    assert repeated.to_dict() == table.to_dict()
 
 
 def test_scores_far_below_nothing_are_shortened_in_tables_only():
@@ -279,8 +283,8 @@ def test_images_may_differ_in_size():
     )
     table = probe_baselines(f, images, **options)
     assert f.seen == 4 * (1 + 8 + 1 + 8) + 3  # black whenever the size changes
-    alone = probe_baselines(Table(), images[:2], **options)
-    for row, other in zip(table.rows, alone.rows, strict=True):
+    single = probe_baselines(Table(), images[:2], **options)
+    for row, other in zip(table.rows, single.rows, strict=True):
         if "rasa" not in row.key:  # RASA is fitted on other images
             np.testing.assert_array_equal(row.r2[:, :2], other.r2)
     # of its own size again
@@ -302,7 +306,7 @@ def test_verdicts_of_remedies():
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
 
-def test_baselines_refuse_what_they_cannot_use():
+def test_errors():
     feats = [rng(s).standard_normal((8, 8, 6)) for s in range(2)]
     with pytest.raises(OptionError, match=r"needs at least 2 images, got 1"):
         probe_baselines(feats[:1], step=2)

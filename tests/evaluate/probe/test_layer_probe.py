@@ -25,8 +25,8 @@ def rng(seed=0):
 
 def planted(blocks=4, block=2, channel=7, shape=(14, 11), width=24, target="lr", seed=0):
     """Noise after every block; one channel of one block holds a position."""
-    made = rng(seed)
-    maps = [made.standard_normal((*shape, width)) for _ in range(blocks)]
+    generator = rng(seed)
+    maps = [generator.standard_normal((*shape, width)) for _ in range(blocks)]
     maps[block][..., channel] += 12 * ramp(target, shape)[..., 0]
     return maps
 
@@ -108,12 +108,12 @@ def test_blocks_may_have_grids_and_widths_of_their_own_but_all_images_the_same()
 
 def test_shuffling_moves_all_targets_equally_and_a_generator_aside_takes_nothing():
     ramps = {name: ramp(name, (5, 7)) for name in ("lr+ud", "lr", "raster")}
-    moved = mixed(ramps, rng(3))
-    order = np.rint(moved["raster"].ravel() * 35).astype(int)
+    shuffled = mixed(ramps, rng(3))
+    order = np.rint(shuffled["raster"].ravel() * 35).astype(int)
     assert sorted(order) == list(range(35))
     assert not np.array_equal(order, np.arange(35))
-    np.testing.assert_array_equal(moved["lr+ud"].reshape(35, 2), ramps["lr+ud"].reshape(35, 2)[order])
-    np.testing.assert_array_equal(moved["lr"][..., 0], moved["lr+ud"][..., 0])
+    np.testing.assert_array_equal(shuffled["lr+ud"].reshape(35, 2), ramps["lr+ud"].reshape(35, 2)[order])
+    np.testing.assert_array_equal(shuffled["lr"][..., 0], shuffled["lr+ud"][..., 0])
     one = rng(4)
     first = follower(one).random(3)
     np.testing.assert_array_equal(first, follower(rng(4)).random(3))
@@ -147,9 +147,9 @@ def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
     assert np.median(actual.pixels, axis=1).max() < 0.05
     assert np.median(actual.shuffled, axis=-1).max() < 0.05
     maps = [[m[0].permute(1, 2, 0) for m in VisionModel(learned).layers(i[None])] for i in images]
-    alone = probe_layers(maps, step=2)
-    np.testing.assert_allclose(actual.r2, alone.r2, atol=1e-6)
-    np.testing.assert_allclose(actual.channel_r2, alone.channel_r2, atol=1e-6)
+    single = probe_layers(maps, step=2)
+    np.testing.assert_allclose(actual.r2, single.r2, atol=1e-6)
+    np.testing.assert_allclose(actual.channel_r2, single.channel_r2, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ def test_black_is_what_the_model_gets_for_black(learned):
     expected = -torch.tensor(config["mean"]) / torch.tensor(config["std"])
     torch.testing.assert_close(black_image(learned).flatten(), expected)
     torch.testing.assert_close(black_image(VisionModel(learned)).flatten(), expected)
-    own = VisionModel(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
-    torch.testing.assert_close(black_image(own), torch.full((3, 1, 1), -0.5))
+    model = VisionModel(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
+    torch.testing.assert_close(black_image(model), torch.full((3, 1, 1), -0.5))
     assert black_image(lambda x: x) is None
 
 
@@ -237,7 +237,7 @@ def test_verdicts_name_the_block(learned):
     assert flat.verdict == "cannot be judged: ud is constant on a grid (1, 30)"
 
 
-def test_layers_refuse_what_they_cannot_use(learned):
+def test_errors(learned):
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         probe_layers([])
     with pytest.raises(OptionError, match="got features and images"):

@@ -24,8 +24,8 @@ def test_debiased_features_are_unit_and_orthogonal_to_the_noise_directions(k):
     if k < 20:
         torch.testing.assert_close(out.norm(dim=1), torch.ones(2, 5, 3))
         unit = functional.normalize(feats.double(), dim=1)
-        rest = unit - torch.einsum("ck,dk,bdhw->bchw", u, u, unit)
-        torch.testing.assert_close(out, functional.normalize(rest, dim=1).float())
+        residual = unit - torch.einsum("ck,dk,bdhw->bchw", u, u, unit)
+        torch.testing.assert_close(out, functional.normalize(residual, dim=1).float())
     assert torch.einsum("ck,bchw->bkhw", u, out.double()).abs().sum() < 1e-4
 
 
@@ -39,7 +39,7 @@ def test_arrays_and_tensors_and_maps_agree():
     assert half.dtype == torch.bfloat16
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_unchanged():
     feats, noise = draw(1, 8, 4, 5), draw(1, 8, 20, seed=1)
     copies = feats.clone(), noise.clone()
     svd_debias(feats, noise, k=3)
@@ -92,9 +92,9 @@ def test_svd_debias_refuses_shapes_and_counts_that_cannot_be():
 def test_blank_channels_zeroes_exactly_the_chosen_ones(make, axis):
     feats = make(np.arange(1.0, 2 * 5 * 3 * 4 + 1).reshape(2, 5, 3, 4))
     out = blank_channels(feats, [0, 2], axis=axis)
-    moved = np.moveaxis(np.asarray(out), axis, 0)
-    assert (moved[[0, 2]] == 0).all()
-    np.testing.assert_array_equal(moved[[1, 3]], np.moveaxis(np.asarray(feats), axis, 0)[[1, 3]])
+    channels_first = np.moveaxis(np.asarray(out), axis, 0)
+    assert (channels_first[[0, 2]] == 0).all()
+    np.testing.assert_array_equal(channels_first[[1, 3]], np.moveaxis(np.asarray(feats), axis, 0)[[1, 3]])
     assert type(out) is type(feats)
 
 

@@ -26,9 +26,9 @@ def rng(seed=0):
 
 def features(h, w, c, strength=1.0, seed=0):
     """Noise plus a few channels that hold the position."""
-    made = rng(seed)
-    position = ramp("lr+ud", (h, w)) @ made.standard_normal((2, c))
-    return strength * position + made.standard_normal((h, w, c))
+    generator = rng(seed)
+    position = ramp("lr+ud", (h, w)) @ generator.standard_normal((2, c))
+    return strength * position + generator.standard_normal((h, w, c))
 
 
 def test_ramps_on_a_small_grid_are_what_the_docstring_says():
@@ -86,8 +86,8 @@ def test_random_mask_takes_as_many_patches_as_stated_inside_the_region(target):
     mask = sample_mask(target, (13, 17), step=3, cutoff=0.8, generator=rng())
     assert mask.sum() == n_random_samples(region, 3) == (y1 - y0) * (x1 - x0) // 9
     assert mask[y0:y1, x0:x1].sum() == mask.sum()
-    again = sample_mask(target, (13, 17), step=3, cutoff=0.8, generator=rng())
-    np.testing.assert_array_equal(mask, again)
+    second = sample_mask(target, (13, 17), step=3, cutoff=0.8, generator=rng())
+    np.testing.assert_array_equal(mask, second)
     with pytest.raises(OptionError, match="random mask needs a generator"):
         sample_mask(target, (13, 17))
 
@@ -137,8 +137,8 @@ def test_targets_share_one_factorisation_and_do_not_change_each_other():
     feats, mask = features(8, 9, 30), sample_mask("lr", (8, 9), step=2, generator=rng(3))
     together = fit_probe(feats, mask, {n: ramp(n, (8, 9)) for n in ("lr", "ud", "radial")})
     for name, fit in together.items():
-        alone = fit_probe(feats, mask, {name: ramp(name, (8, 9))})[name]
-        np.testing.assert_allclose(alone.prediction, fit.prediction, atol=1e-12)
+        single = fit_probe(feats, mask, {name: ramp(name, (8, 9))})[name]
+        np.testing.assert_allclose(single.prediction, fit.prediction, atol=1e-12)
 
 
 def test_scaler_sees_sampled_patches_only():
@@ -272,7 +272,7 @@ def test_report_is_json_and_markdown():
     assert "1 NaN feature values were replaced by 0." in result.notes
 
 
-def test_constant_target_is_said_to_be_unjudgeable():
+def test_constant_target_has_no_verdict():
     result = positional_probe(features(1, 40, 3)[None], targets=["ud", "lr"], step=2)
     assert result.verdict == "cannot be judged: ud is constant on a 1x40 grid"
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["rows"][0]["r2"]["mean"] is None
@@ -307,7 +307,7 @@ def test_grid_mask_with_cutoff_groups_targets_by_region():
         assert row.r2_heldout[0, 0] == pytest.approx(fit.r2_heldout)
 
 
-def test_probe_refuses_what_it_cannot_use():
+def test_errors():
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         positional_probe([])
     with pytest.raises(OptionError, match="got features and images"):
@@ -434,19 +434,19 @@ def test_plot_bias_draws_the_bias_as_seen_from_the_query():
     from vispe.evaluate.plots.encoding import plot_bias
 
     axes = plot_bias("alibi2d.local", (5, 7), (1, 2), num_heads=2)
-    drawn = axes.images[0].get_array()
+    values = axes.images[0].get_array()
     rows, cols = np.mgrid[:5, :7]
-    np.testing.assert_allclose(drawn, -np.hypot(rows - 1, cols - 2), rtol=1e-5)
-    drawn = (
+    np.testing.assert_allclose(values, -np.hypot(rows - 1, cols - 2), rtol=1e-5)
+    values = (
         plot_bias("alibi2d.geometric", vispe.Grid((5, 7), prefix=3), head=1, num_heads=2)
         .images[0]
         .get_array()
     )
     other = plot_bias("alibi2d.geometric", (5, 7), head=1, num_heads=2).images[0].get_array()
-    np.testing.assert_array_equal(drawn, other)
-    drawn = plot_bias("sincos2d", (4, 4), (0, 3)).images[0].get_array()
-    assert drawn.argmax() == 3
-    assert drawn.max() == pytest.approx(1)
+    np.testing.assert_array_equal(values, other)
+    values = plot_bias("sincos2d", (4, 4), (0, 3)).images[0].get_array()
+    assert values.argmax() == 3
+    assert values.max() == pytest.approx(1)
     with pytest.raises(ShapeError, match="rows 0 to 4 and columns 0 to 6"):
         plot_bias("alibi2d", (5, 7), (5, 0))
     with pytest.raises(OptionError, match="head must be in 0 to 1, got 2"):

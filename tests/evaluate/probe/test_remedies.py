@@ -62,10 +62,10 @@ def test_rasa_features_are_those_of_the_fit_by_hand(model):
     f = VisionModel(model)
     with torch.no_grad():
         rasa = Rasa(3, standardize=True, alpha=ALPHA).fit(f(fit).double())
-        want = rasa.transform(f(images))
-        got = remedy(images)
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    assert got.dtype == torch.float32
+        expected = rasa.transform(f(images))
+        actual = remedy(images)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    assert actual.dtype == torch.float32
 
 
 def test_both_remedies_together_average_first(model):
@@ -75,12 +75,12 @@ def test_both_remedies_together_average_first(model):
         average = debias(f, "poses")(images)
         torch.testing.assert_close(average, D4Features(f)(images))
         rasa = Rasa(2, standardize=True, alpha=ALPHA).fit(D4Features(f)(fit).double())
-        got = debias(f, "poses+rasa", fit, rounds=2)(images)
-    torch.testing.assert_close(got, rasa.transform(average), atol=1e-4, rtol=1e-4)
+        actual = debias(f, "poses+rasa", fit, rounds=2)(images)
+    torch.testing.assert_close(actual, rasa.transform(average), atol=1e-4, rtol=1e-4)
     # rounding makes 16 tokens of an average differ, equivariance holds
     with torch.no_grad():
         flipped = debias(f, "poses+rasa", fit, rounds=2)(images.flip(-1))
-    torch.testing.assert_close(flipped.flip(-1), got, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(flipped.flip(-1), actual, atol=1e-3, rtol=1e-3)
 
 
 def test_by_default_at_most_a_quarter_of_the_directions_is_removed(model):
@@ -99,10 +99,10 @@ def test_the_row_of_the_table_is_the_remedy_of_python():
     options = {"step": 2, "blank": [], "shifts": 1, "masks_per_image": 2, "targets": R2}
     table = probe_baselines(f, images, choose_on=fit, mixed=noise(3, 32, seed=2), rounds=2, **options)
     for key, method in (("rasa", "rasa"), ("d4_rasa", "poses+rasa")):
-        alone = probe_baselines(debias(f, method, fit, rounds=2), images, **options).row("none")
-        np.testing.assert_allclose(table.row(key).r2, alone.r2, atol=1e-6)
-        np.testing.assert_allclose(table.row(key).knn, alone.knn, atol=1e-6)
-        np.testing.assert_allclose(table.row(key).rank, alone.rank, rtol=1e-6)
+        single = probe_baselines(debias(f, method, fit, rounds=2), images, **options).row("none")
+        np.testing.assert_allclose(table.row(key).r2, single.r2, atol=1e-6)
+        np.testing.assert_allclose(table.row(key).knn, single.knn, atol=1e-6)
+        np.testing.assert_allclose(table.row(key).rank, single.rank, rtol=1e-6)
     mixed = probe_baselines(debias(f, "rasa", noise(3, 32, seed=2), rounds=2), images, **options)
     np.testing.assert_allclose(table.row("rasa_mixed").r2, mixed.row("none").r2, atol=1e-6)
     before, after = (np.median(table.row(key).r2[0]) for key in ("none", "rasa"))
@@ -129,8 +129,8 @@ def test_rows_that_cannot_be_fitted_state_the_reason():
         assert not row.known
         assert "pass choose_on, or at least 2 images" in row.detail
     assert not probe_baselines(feats[:1], step=2, blank=[1]).row("rasa").known
-    few = probe_baselines([f[..., :2] for f in feats], step=2, blank=[1])
-    assert "vary in 3 directions, got 2 directions" in few.row("rasa").detail
+    result = probe_baselines([f[..., :2] for f in feats], step=2, blank=[1])
+    assert "vary in 3 directions, got 2 directions" in result.row("rasa").detail
     # 16 tokens of 20 channels: only the penalised fit is defined
     small = [np.random.default_rng(s).standard_normal((4, 4, 20)) for s in range(2)]
     table = probe_baselines(small, step=2, blank=[1])
@@ -195,8 +195,8 @@ def test_poses_make_features_equivariant_and_blank_and_svd_are_those_of_the_func
     with torch.no_grad():
         average, blank = debias(flexible, "poses"), debias(flexible, "poses+blank", channels=[5, 2])
         for pose in D4:
-            got = pose.undo(average(pose.apply(images)))
-            torch.testing.assert_close(got, average(images), atol=2e-5, rtol=1e-5)
+            actual = pose.undo(average(pose.apply(images)))
+            torch.testing.assert_close(actual, average(images), atol=2e-5, rtol=1e-5)
         assert torch.equal(blank(images), blank_channels(average(images), [5, 2]))
         black = (-f.mean / f.std).expand(-1, 64, 64)[None]
         expected = svd_debias(f(images), f(black), k=4)

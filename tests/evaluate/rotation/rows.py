@@ -1,4 +1,4 @@
-"""Results made by hand, so that what a figure shows is known."""
+"""Results with known values for tests of figures."""
 
 import numpy as np
 
@@ -14,11 +14,11 @@ NAN = float("nan")
 def row(
     question, metric, mean, n=6, part="full", control=False, amount=(), layer=None, training="", **floors
 ):
-    """A row of n images about a mean: NaN stays NaN."""
-    spread = np.linspace(-0.01, 0.01, n) if n > 1 else np.zeros(1)
+    """Return a row of n images about a mean, NaN if the mean is NaN."""
+    noise = np.linspace(-0.01, 0.01, n) if n > 1 else np.zeros(1)
     key = Key(question, metric, part, amount, layer, training)
     return Measurement.of(
-        key, mean + spread, control=control, floors={k: np.full(n, v) for k, v in floors.items()}
+        key, mean + noise, control=control, floors={k: np.full(n, v) for k, v in floors.items()}
     )
 
 

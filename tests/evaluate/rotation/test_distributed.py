@@ -1,4 +1,4 @@
-"""Several processes find what one finds, number by number."""
+"""Results of several processes equal those of one."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def cases(processes):
 
 
 def main(out):
-    """What each process does."""
+    """Run the cases in one process and save the results."""
     torch.set_num_threads(1)
     processes = Processes.started()
     assert processes.count == 2
@@ -98,26 +98,26 @@ def separate(tmp_path_factory):
         )
         for rank in (0, 1)
     ]
-    said = [process.communicate(timeout=300) for process in started]
-    assert [p.returncode for p in started] == [0, 0], said
-    return out, said
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert [p.returncode for p in started] == [0, 0], outputs
+    return out, outputs
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """What a single process finds."""
+def single_process():
+    """Return the results of a single process."""
     return json.loads(json.dumps(cases(None)))
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(separate, alone):
+def test_two_processes_equal_one(separate, single_process):
     out, _ = separate
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
-        assert list(together) == list(alone)
-        for name, expected in alone.items():
+        assert list(together) == list(single_process)
+        for name, expected in single_process.items():
             assert together[name] == expected, name
-    values = [r["values"] for r in alone["three over two"]["report"]["rows"]]
+    values = [r["values"] for r in single_process["three over two"]["report"]["rows"]]
     assert len(values) > 100
     assert all(len(v) == 3 for v in values)
 
@@ -146,13 +146,13 @@ def test_an_error_of_one_process_reaches_all(separate):
 
 
 @pytest.mark.slow
-def test_the_command_speaks_once(separate):
-    out, said = separate
+def test_the_command_prints_once(separate):
+    out, outputs = separate
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]
-    report = json.loads(said[0][0])
+    report = json.loads(outputs[0][0])
     assert report["images"] == ["texture 0, random field"]
     assert report["verdict"].startswith("features under rotation and reflection: invariant")
-    assert said[1][0] == ""
+    assert outputs[1][0] == ""
 
 
 def test_shares_are_consecutive_and_cover_everything():

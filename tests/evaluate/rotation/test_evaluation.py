@@ -69,7 +69,7 @@ def value(report, transform, metric, part="full"):
 @pytest.fixture(scope="module")
 def everything():
     images = [sample((49, 52), k) for k in range(2)]
-    heard = []
+    progress_calls = []
     report = measure(
         tiny(),
         images,
@@ -78,15 +78,15 @@ def everything():
         image_names=["a", "b"],
         angles=FEW,
         subject="a small transformer",
-        progress=lambda what, share: heard.append((what, share)),
+        progress=lambda what, share: progress_calls.append((what, share)),
     )
-    return report, images, heard
+    return report, images, progress_calls
 
 
 def test_everything_that_applies_is_measured(everything):
-    report, _, heard = everything
+    report, _, progress_calls = everything
     assert isinstance(report, RotationReport)
-    have = {(r.transform, r.metric, r.part) for r in report.result.rows}
+    measured = {(r.transform, r.metric, r.part) for r in report.result.rows}
     for expected in [
         ("D4", "error", "full"),
         ("D4", "error", "position code"),
@@ -116,12 +116,12 @@ def test_everything_that_applies_is_measured(everything):
         ("all poses", "phase_spread", "bright"),
         ("all poses", "phase_error", "dark, trained on all poses"),
     ]:
-        assert expected in have, expected
+        assert expected in measured, expected
     assert value(report, "identity", "error").tolist() == [0, 0]
     assert value(report, "D4", "error", "raw intensity").tolist() == [0, 0]
-    assert set(GROUPS.values()) - {w for w, _ in heard} == {GROUPS["fingerprint"]}
-    assert [s for _, s in heard] == sorted(s for _, s in heard)
-    assert heard[-1] == ("", 1.0)
+    assert set(GROUPS.values()) - {w for w, _ in progress_calls} == {GROUPS["fingerprint"]}
+    assert [s for _, s in progress_calls] == sorted(s for _, s in progress_calls)
+    assert progress_calls[-1] == ("", 1.0)
     assert report.fingerprint is not None
     assert report.fingerprint.n_images == 30
     assert report.fingerprint.snr > 10  # a learned table is the same in every window
@@ -140,14 +140,14 @@ def test_rows_are_those_of_the_functions_on_the_fitted_images(everything):
         *position_r2(f, fitted),
         *quadrant_gap(scribble_classifier(f), fitted, truths, 2, budget=100),
     ):
-        same = [
+        unchanged = [
             r
             for r in report.result.rows
             if (r.transform, r.metric, r.part, r.control)
             == (actual.transform, actual.metric, actual.part, actual.control)
         ]
-        assert len(same) == 1
-        np.testing.assert_array_equal(same[0].values, actual.values)
+        assert len(unchanged) == 1
+        np.testing.assert_array_equal(unchanged[0].values, actual.values)
 
 
 def test_maps_and_labels_of_the_first_image(everything):
@@ -174,10 +174,14 @@ def test_json_has_every_number_of_every_image(everything, tmp_path):
     assert read["classes"] == ["dark", "bright"]
     assert read["settings"]["angles"] == list(FEW)
     assert len(read["rows"]) == len(report.result.rows)
-    for got, row in zip(read["rows"], report.result.rows, strict=True):
+    for actual, row in zip(read["rows"], report.result.rows, strict=True):
         expected = [None if np.isnan(v) else v for v in row.values]
-        assert (got["transform"], got["metric"], got["values"]) == (row.transform, row.metric, expected)
-        assert set(got.get("floors", {})) == set(row.floors)
+        assert (actual["transform"], actual["metric"], actual["values"]) == (
+            row.transform,
+            row.metric,
+            expected,
+        )
+        assert set(actual.get("floors", {})) == set(row.floors)
     assert len(read["fingerprint"]["channel_r2"]) == 24
     assert read["verdict"] == report.result.verdict
     with pytest.raises(InputError, match="exists"):
@@ -185,7 +189,7 @@ def test_json_has_every_number_of_every_image(everything, tmp_path):
 
 
 @pytest.mark.slow
-def test_words_name_the_guilty_part():
+def test_summary_names_the_responsible_part():
     images = [sample((24, 24))]
 
     def short(f):
@@ -230,23 +234,23 @@ def test_a_callable_and_its_patch_are_measured():
     assert value(report, "D4", "error").max() < 1e-6
     assert report.fingerprint is not None
     assert report.labels == {}
-    said = " ".join(report.result.notes)
-    assert "Without masks accuracy was not measured" in said
-    assert "Skipped by quick: shift, lie, layers" in said
-    assert "There is no control of random weights" in said
+    note = " ".join(report.result.notes)
+    assert "Without masks accuracy was not measured" in note
+    assert "Skipped by quick: shift, lie, layers" in note
+    assert "There is no control of random weights" in note
     with pytest.raises(ShapeError, match=r"got \(8, 8\) cells for an image of \(33, 32\) px.*patch"):
         measure(blocks, [sample((33, 32))])
 
 
-def test_features_without_a_derivative_say_so():
+def test_features_without_a_derivative_are_noted():
     def cut_off(images):
         return torch.from_numpy(images.detach().numpy().copy())
 
     report = measure(cut_off, [sample((20, 20))], metrics=["lie", "layers"])
     assert report.result.rows == ()
-    said = " ".join(report.result.notes)
-    assert "no curve over layers" in said
-    assert "The Lie derivative was not measured: the features have no derivative" in said
+    note = " ".join(report.result.notes)
+    assert "no curve over layers" in note
+    assert "The Lie derivative was not measured: the features have no derivative" in note
     with pytest.raises(InputError, match="measure: no images"):
         measure(cut_off, [])
     constant = measure(lambda x: torch.rand(1, 2, 5, 5), [sample((20, 20))], metrics=["lie"])
@@ -274,7 +278,7 @@ def test_a_segmenter_alone():
     assert "5 points" not in scored.verdict
 
 
-def test_images_too_small_for_an_angle_are_left_out_there():
+def test_images_too_small_for_an_angle_are_skipped():
     sizes = [(40, 40), (12, 12)]
     pooled = measure(
         lambda x: torch.nn.functional.avg_pool2d(x, 4),
@@ -294,17 +298,17 @@ def test_images_too_small_for_an_angle_are_left_out_there():
 
 def test_images_are_cut_about_their_middle_and_never_resized():
     image = torch.arange(3 * 23 * 30, dtype=F64).reshape(3, 23, 30)
-    same, said = center_crop(image[:, :20, :28], 4, None)
-    assert said == ""
-    assert torch.equal(same, image[:, :20, :28])
-    cut, said = center_crop(image, 4, None)
-    assert torch.equal(cut, image[:, 1:21, 1:29])  # 22 rows of 23, then by equal margins
-    assert "the last row was removed" in said
-    assert "height was cropped from 22 to 20 px" in said
-    assert "width was cropped from 30 to 28 px" in said
-    window, said = center_crop(image, 4, 16)
+    unchanged, note = center_crop(image[:, :20, :28], 4, None)
+    assert note == ""
+    assert torch.equal(unchanged, image[:, :20, :28])
+    cropped, note = center_crop(image, 4, None)
+    assert torch.equal(cropped, image[:, 1:21, 1:29])  # 22 rows of 23, then by equal margins
+    assert "the last row was removed" in note
+    assert "height was cropped from 22 to 20 px" in note
+    assert "width was cropped from 30 to 28 px" in note
+    window, note = center_crop(image, 4, 16)
     assert torch.equal(window, image[:, 3:19, 7:23])
-    assert said.startswith("the middle 16 x 16 px were used.")
+    assert note.startswith("the middle 16 x 16 px were used.")
     truth, _ = center_crop(image[0], None, 16)
     assert torch.equal(truth, image[0, 3:19, 7:23])
     with pytest.raises(ShapeError, match=r"at least one patch of 4 px, got \(3, 30\) px"):

@@ -141,15 +141,15 @@ def test_shares_of_the_images_are_joined():
     images = [noise((6, 6), k) for k in range(5)]
     f = lambda x: x + x.roll(1, -1)  # noqa: E731
     options = {"controls": False, "measures": ["error", "rank", "invariant_share"]}
-    whole = equivariance(f, images, **options)
+    full = equivariance(f, images, **options)
     joined = merge([equivariance(f, part, **options) for part in (images[:2], images[2:])])
-    for a, b in zip(whole, joined, strict=True):
+    for a, b in zip(full, joined, strict=True):
         np.testing.assert_array_equal(a.values, b.values)
     with pytest.raises(ShapeError, match="parts must have the same records"):
-        merge([whole, whole[1:]])
-    named = relabelled(whole, "raw intensity", control=True)
+        merge([full, full[1:]])
+    named = relabelled(full, "raw intensity", control=True)
     assert all(r.control and r.part == "raw intensity" for r in named)
-    assert not any(r.control for r in relabelled(whole, "other"))
+    assert not any(r.control for r in relabelled(full, "other"))
 
 
 # what the centred error ranges over
@@ -175,10 +175,10 @@ def test_the_error_is_made_of_correlation_spread_and_mean(correlation, spread, m
 
 def test_parts_that_cancel_leave_less_than_one_of_them():
     rotated, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
-    still = torch.randn(4, 6, 6, dtype=torch.float64)
+    base = torch.randn(4, 6, 6, dtype=torch.float64)
     # what the kernel changes undoes what the code changed
-    whole = still + rotated - 0.8 * rotated + 0.1 * kernel
-    assert error(still, whole) < error(still, still + rotated)
+    total = base + rotated - 0.8 * rotated + 0.1 * kernel
+    assert error(base, total) < error(base, base + rotated)
 
 
 def test_notes_say_what_exceeds_the_scale():

@@ -48,12 +48,12 @@ def test_rotated_images_and_truths_are_the_rendered_ones(name):
     disc = canvas.pixels()
     for degrees in ANGLES:
         expected, labels = rendered(name, degrees)
-        away = (
+        error = (
             (canvas.pose(image[None], degrees)[0] - expected)[:, disc].norm()
             / expected[:, disc].std()
             / disc.sum() ** 0.5
         )
-        assert away < (0.06 * 3**0.5 if degrees % 90 else 1e-6)
+        assert error < (0.06 * 3**0.5 if degrees % 90 else 1e-6)
         rotated = rotated_window_labels(canvas, classes, degrees)
         actual = mean_iou(np.where(disc, rotated, 0), labels, 2)
         assert actual > 0.9 if degrees % 90 else actual == 1

@@ -1,4 +1,4 @@
-"""The extrapolation task: answers against a slow oracle, the small model on any grid, and a run that learns."""
+"""The extrapolation task: answers against a slow oracle, the small model on any grid, and training."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from vispe.experimental.measures.extrapolation import (
 
 
 def slow_answers(image):
-    """Return the answers of one image (3, 4 h, 4 w), by looking at it."""
+    """Return the answers of one image (3, 4 h, 4 w), from its pixels."""
     h, w = (n // PATCH for n in image.shape[1:])
     markers = []
     for y in range(h):
@@ -41,14 +41,14 @@ def slow_answers(image):
 
 @pytest.mark.parametrize(("shape", "markers"), [((6, 6), 3), ((3, 7), 5), ((1, 4), 2), ((5, 2), 10)])
 def test_answers_are_those_of_the_image(shape, markers):
-    made = scenes(6, shape, torch.Generator().manual_seed(1), markers=markers, noise=0.05)
-    assert made.images.shape == (6, 3, shape[0] * PATCH, shape[1] * PATCH)
-    expected = torch.stack([slow_answers(image) for image in made.images])
-    assert torch.equal(made.answers, expected)
-    assert (made.answers >= 0).any()
+    batch = scenes(6, shape, torch.Generator().manual_seed(1), markers=markers, noise=0.05)
+    assert batch.images.shape == (6, 3, shape[0] * PATCH, shape[1] * PATCH)
+    expected = torch.stack([slow_answers(image) for image in batch.images])
+    assert torch.equal(batch.answers, expected)
+    assert (batch.answers >= 0).any()
 
 
-def test_scenes_are_reproducible_and_ask_for_room():
+def test_scenes_are_reproducible_and_too_small_grids_raise():
     one, two = (scenes(3, (4, 5), torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one.images, two.images)
     with pytest.raises(OptionError, match="in 1 to 4 for 2 x 2 patches, got 5"):
@@ -79,16 +79,16 @@ def test_scores_count_right_answers():
 
 
 def test_samplers_follow_the_training(monkeypatch):
-    said = []
-    monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: said.append((progress, seed)))
+    messages = []
+    monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: messages.append((progress, seed)))
     train(
         "shift(reach=9,curriculum=[0,5])+sincos2d",
         3,
         ExtrapolationRecipe(shape=(3, 3), steps=4, batch_size=2),
     )
-    assert [progress for progress, _ in said] == [0, 0.25, 0.5, 0.75, 1]
-    assert len({seed for _, seed in said}) == 5
-    assert said[-1][1] is None
+    assert [progress for progress, _ in messages] == [0, 0.25, 0.5, 0.75, 1]
+    assert len({seed for _, seed in messages}) == 5
+    assert messages[-1][1] is None
 
 
 def test_the_recipe_sets_the_size_of_the_model():
@@ -103,8 +103,13 @@ def test_training_is_reproducible_and_learns():
     recipe = ExtrapolationRecipe(shape=(3, 3), steps=40, batch_size=16)
     model = train("sincos2d", 0, recipe, lambda _, loss: losses.append(loss))
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    again = []
+    results = []
     with pytest.raises(StopIteration):
-        train("sincos2d", 0, recipe, lambda _, loss: again.append(loss) if len(again) < 5 else next(iter(())))
-    assert again == losses[:5]
+        train(
+            "sincos2d",
+            0,
+            recipe,
+            lambda _, loss: results.append(loss) if len(results) < 5 else next(iter(())),
+        )
+    assert results == losses[:5]
     assert vispe.describe(model).startswith("body: ")

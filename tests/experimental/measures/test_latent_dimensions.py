@@ -1,4 +1,4 @@
-"""Dimensions that hold the position: planted ones are chosen first, noise has none."""
+"""Dimensions that encode the position: planted ones are chosen first, noise has none."""
 
 import math
 
@@ -24,16 +24,18 @@ def random(seed=0, n=8, d=12, side=12):
 
 
 def test_bits_are_those_of_a_loop():
-    x, where = torch.randn(90, 3, dtype=torch.float64), torch.arange(90) % 16
-    x[:, 0] += where
-    held, at = torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 16
-    means = torch.stack([x[where == c].mean(0) for c in range(16)])
-    gap = x - means[where]
-    spread = gap.mT @ gap / len(x)
-    spread = 0.95 * spread + 0.05 * torch.diag(spread.diagonal())
-    logs = torch.stack([torch.distributions.MultivariateNormal(m, spread).log_prob(held) for m in means], 1)
-    want = (logs.log_softmax(1)[range(20), at].mean() + math.log(16)) / math.log(2)
-    assert float(bits(*moments(x, where), held, at)) == pytest.approx(float(want), abs=1e-6)
+    x, bins = torch.randn(90, 3, dtype=torch.float64), torch.arange(90) % 16
+    x[:, 0] += bins
+    codes, at = torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 16
+    means = torch.stack([x[bins == c].mean(0) for c in range(16)])
+    gap = x - means[bins]
+    covariance = gap.mT @ gap / len(x)
+    covariance = 0.95 * covariance + 0.05 * torch.diag(covariance.diagonal())
+    logs = torch.stack(
+        [torch.distributions.MultivariateNormal(m, covariance).log_prob(codes) for m in means], 1
+    )
+    expected = (logs.log_softmax(1)[range(20), at].mean() + math.log(16)) / math.log(2)
+    assert float(bits(*moments(x, bins), codes, at)) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_planted_row_and_column_are_chosen_first():
@@ -47,7 +49,7 @@ def test_planted_row_and_column_are_chosen_first():
     assert judge(0.05, outcome, {}).verdict == "yes"
 
 
-def test_noise_holds_no_position():
+def test_noise_encodes_no_position():
     outcome = actual(random(1))
     assert outcome.value < 0.1
     assert judge(0.05, outcome, {}).verdict == "no"

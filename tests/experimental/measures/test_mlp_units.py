@@ -1,4 +1,4 @@
-"""Units of MLPs: planted kinds are separated, hooks are gone, models without MLPs are refused."""
+"""Units of MLPs: planted kinds are separated, hooks are removed, models without MLPs raise."""
 
 import pytest
 import timm
@@ -36,7 +36,7 @@ def test_content_is_that_of_the_patch_and_of_its_left_neighbour():
 
 
 class Planted(torch.nn.Module):
-    """One block whose first four units tell the row, are dead, answer to brightness, and are noise."""
+    """One block whose first four units encode the row, are dead, respond to brightness, and are noise."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ def test_memory_does_not_grow_with_images():
     assert sizes[0] == sizes[1]
 
 
-def test_a_model_of_timm_and_refusals():
+def test_a_model_of_timm_and_errors():
     images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     model = vispe.convert(timm.create_model("test_vit", img_size=64, depth=2), "none").eval()
     finding = audit(AuditedModel(VisionModel(model), "none"), images, (MlpUnits(),)).findings[0]

@@ -1,4 +1,4 @@
-"""The PESI scores: the published values, a slow second evaluation with scipy, and tables whose scores are known."""
+"""The PESI scores: the published values, a slow reference with scipy, and tables with known scores."""
 
 import math
 
@@ -42,9 +42,9 @@ def slow(table, directions):
 def test_against_scipy(shape, directions):
     table = np.random.default_rng(0).normal(size=(*shape, 5)) + 1
     actual = pesi(table, directions)
-    want = slow(table, directions)
-    got = (actual.undirected_monotonicity, actual.directed_monotonicity, actual.undirected_asymmetry)
-    assert got == pytest.approx(want, abs=1e-9)
+    expected = slow(table, directions)
+    measures = (actual.undirected_monotonicity, actual.directed_monotonicity, actual.undirected_asymmetry)
+    assert measures == pytest.approx(expected, abs=1e-9)
     assert actual.directions == directions
 
 

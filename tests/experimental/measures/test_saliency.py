@@ -1,4 +1,4 @@
-"""Relevance: nothing is lost, a head equals the rules one by one, tables that count, deletion, an untouched model."""
+"""Relevance: conservation, rules of a head, relevance of tables, deletion, and an unchanged model."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def sample(seed=0, dtype=torch.float64, side=64):
 
 @pytest.mark.parametrize("rule", ["epsilon", "ratio"])
 @pytest.mark.parametrize("encoding", ["learned", "rope_axial", "alibi2d", "none", "rope_mixed", "sincos2d"])
-def test_nothing_is_lost(encoding, rule):
+def test_relevance_is_conserved(encoding, rule):
     model, image = vit(encoding), sample()
     actual = relevance(model, image, rule)
     assert actual.output == pytest.approx(model(image[None])[0].norm().item(), rel=1e-9)
@@ -72,7 +72,7 @@ def test_nothing_is_lost(encoding, rule):
         {"scale_attn_norm": True, "scale_mlp_norm": True, "class_token": False, "global_pool": "avg"},
     ],
 )
-def test_other_vits_lose_nothing_in_single_precision(options):
+def test_relevance_of_other_vits_is_conserved_in_single_precision(options):
     model, image = vit("learned", 5, dtype=torch.float32, **options), sample(dtype=torch.float32)
     logits = model(image[None])[0]
     actual = relevance(model, image, output=2)
@@ -85,7 +85,7 @@ def test_other_vits_lose_nothing_in_single_precision(options):
     ("name", "layout"), [("rope_axial", "interleaved"), ("rope_dinov3", "half"), ("alibi2d", None)]
 )
 @pytest.mark.parametrize("rule", ["epsilon", "ratio"])
-def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
+def test_a_head_equals_the_sequence_of_rules(name, layout, rule):
     grid, heads, width = Grid((2, 3), prefix=1), 2, 8
     facts = {"num_heads": heads} if layout is None else {"num_heads": heads, "dim": heads * width}
     encoding, pos = create_encoding(name, **facts), grid.positions()
@@ -104,9 +104,9 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     scale, bias = width**-0.5, torch.zeros(1, dtype=torch.float64)
     rotated_q, rotated_k = q, k
     if layout:
-        turn = encoding.transform(pos, 0)
-        assert turn.layout == layout
-        rotated_q, rotated_k = turn.query(q), turn.key(k)
+        transform = encoding.transform(pos, 0)
+        assert transform.layout == layout
+        rotated_q, rotated_k = transform.query(q), transform.key(k)
     else:
         bias = encoding.bias(pos, 0).dense().double()
     product = rotated_q @ rotated_k.mT
@@ -133,7 +133,7 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     if layout:
         twice = [
             torch.cat([t, t], -1) if layout == "half" else t.repeat_interleave(2, -1)
-            for t in (turn.cos, turn.sin)
+            for t in (transform.cos, transform.sin)
         ]
         parts = [through_rotation(x, *twice, r, layout=layout, eps=0.0) for x, r in ((q, of_q), (k, of_k))]
         # the class token is not rotated and keeps all
@@ -148,7 +148,7 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     assert torch.allclose(run.positions[1], of_positions, rtol=1e-5, atol=1e-9)
 
 
-def test_the_model_is_as_it_was():
+def test_the_model_is_unchanged():
     model, image = vit("alibi2d"), sample()
     before, state = model(image[None]), {name: x.clone() for name, x in model.state_dict().items()}
     relevance(model, image)
@@ -158,7 +158,7 @@ def test_the_model_is_as_it_was():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_what_has_no_rule_is_refused():
+def test_modules_without_a_rule_raise():
     image = sample(dtype=torch.float32)
     for model, words in (
         (timm.create_model("resnet10t").eval(), "got ResNet"),
@@ -180,7 +180,7 @@ def test_what_has_no_rule_is_refused():
 
 
 def curve(f, image, order, patch, steps=4):
-    """Mean output while the first half of an order of patches is taken away, step by step."""
+    """Return the mean output while the first half of an order of patches is removed, step by step."""
     values, side = [], image.shape[-1] // patch
     for step in range(1, steps + 1):
         changed = image.clone()
@@ -192,7 +192,7 @@ def curve(f, image, order, patch, steps=4):
 
 
 @pytest.mark.slow
-def test_what_is_relevant_is_missed_first():
+def test_removing_relevant_patches_first_reduces_the_output_most():
     # a bright patch among noise makes class 1
     torch.manual_seed(0)
     model, g = (
@@ -255,7 +255,7 @@ def test_a_larger_table_has_a_larger_share():
     assert 0.05 < values[1] < values[2] < 1
 
 
-def test_the_measure_keeps_numbers_and_one_pair_of_maps():
+def test_the_measure_stores_numbers_and_one_pair_of_maps():
     images = [sample(i, torch.float32) for i in range(3)]
     (finding,) = ask(vit("alibi2d", dtype=torch.float32), images, ("random",)).findings
     outcome, details = finding.outcome, finding.outcome.details
@@ -267,14 +267,14 @@ def test_the_measure_keeps_numbers_and_one_pair_of_maps():
     assert "random" in finding.control
     for name, shape in (("content", (4, 4)), ("position", (4, 4)), ("offsets", (7, 7))):
         assert np.shape(details[f"{name} of the first image"]) == shape
-    refused = ask(vit("peg", dtype=torch.float32), images)
-    assert not refused.findings
-    assert "no rule for peg" in str(refused.refused)
+    result = ask(vit("peg", dtype=torch.float32), images)
+    assert not result.findings
+    assert "no rule for peg" in str(result.refused)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the weights {REAL} are not on this disk")
-def test_published_weights_miss_what_has_much_relevance_of_either_sign():
+def test_published_weights_cancel_relevance_of_opposite_signs():
     from skimage import data, transform
 
     from vispe.backbones.timm import load_backbone
@@ -292,11 +292,11 @@ def test_published_weights_miss_what_has_much_relevance_of_either_sign():
         actual = relevance(model, image)
         assert actual.gap < 1e-4
         with torch.no_grad():
-            whole = model(image[None])[0]
+            full = model(image[None])[0]
 
         @torch.no_grad()
-        def along(x, whole=whole):
-            return model(x[None])[0] @ whole / whole.norm()
+        def along(x, full=full):
+            return model(x[None])[0] @ full / full.norm()
 
         order = (actual.tokens + actual.positions.sum(0))[-256:].abs().argsort(descending=True)
         ours.append(curve(along, image, order, 14))

@@ -1,4 +1,4 @@
-"""Rules of relevance: nothing is lost, halves are halves, layouts differ by an order of channels."""
+"""Rules of relevance: conservation, equal halves, and layouts as permutations of channels."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def test_both_parts_of_a_sum_have_all_its_relevance(split):
     tokens, positions = split(x, e, relevance, 1e-12)
     if split is split_epsilon:
         assert torch.allclose(tokens + positions, relevance, rtol=1e-9)
-    whole = relevance.sum((1, 2))
+    total = relevance.sum((1, 2))
     # the ratio rule keeps the sum by size: parts of opposite signs are scaled by the same factor
-    assert torch.allclose((tokens + positions).sum((1, 2)), whole, rtol=1e-6)
+    assert torch.allclose((tokens + positions).sum((1, 2)), total, rtol=1e-6)
 
 
-def test_nothing_where_there_is_nothing():
+def test_zeros_have_zero_relevance():
     x = torch.zeros(1, 2, 2, dtype=torch.float64)
     tokens, positions = split_ratio(x, x, torch.ones_like(x))
     assert not tokens.any()
@@ -49,7 +49,7 @@ def test_a_signed_stabiliser_never_crosses_zero():
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_rotations_hand_everything_on(layout):
+def test_rotations_conserve_relevance(layout):
     x, angle, relevance = random(2, 5, 6), random(5, 3), random(2, 5, 6)
     twice = torch.cat([angle, angle], -1) if layout == "half" else angle.repeat_interleave(2, -1)
     parts = through_rotation(x, twice.cos(), twice.sin(), relevance, layout=layout, eps=0.0)
@@ -61,7 +61,7 @@ def test_rotations_hand_everything_on(layout):
     assert torch.allclose(parts[1], straight / 2)
 
 
-def test_layouts_are_an_order_of_channels():
+def test_layouts_are_permutations_of_channels():
     x, cos, sin, relevance = (random(2, 3, 6) for _ in range(4))
     order = torch.tensor([0, 3, 1, 4, 2, 5])  # half -> interleaved
     half = through_rotation(x, cos, sin, relevance, layout="half")

@@ -1,4 +1,4 @@
-"""Stages of `eval/bench/first.py`: results on disk, and no process left behind."""
+"""Stages of `eval/bench/first.py`: results on disk, and no remaining process."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ def stages():
     return module
 
 
-def test_results_are_on_disk_as_they_come(stages, tmp_path):
+def test_results_are_written_immediately(stages, tmp_path):
     path = tmp_path / "kernels.jsonl"
     results = stages.Results(path)
     results["forward"] = 1.5
@@ -59,7 +59,7 @@ def test_a_timeout_ends_all_processes_of_a_stage(stages, tmp_path):
 
 
 def is_running(pid):
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""The benchmark of attention: its programs run from end to end on tiny tensors, its verdicts are right."""
+"""The benchmark of attention: its programs run end to end on tiny tensors, with correct verdicts."""
 
 import json
 import os
@@ -42,18 +42,18 @@ PLAN = BenchmarkPlan(
 def program(*words, folder):
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder)}
     command = [sys.executable, "-m", "tests.attention.triton.interpreter", *words]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process
 
 
 @pytest.mark.slow
 def test_the_dry_run_enters_every_path(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "attention.json"
-    done = program(
+    process = program(
         "eval/bench/attention.py", "--dry-run", "--device", "cpu", "--out", str(out), folder=tmp_path
     )
     state = json.loads(out.read_text())
@@ -67,7 +67,7 @@ def test_the_dry_run_enters_every_path(tmp_path):
     assert set(rows) == expected
     for mode in ("forward", "frozen", "slopes", "table"):
         assert rows[mode, "vispe"]["error"] < 6e-4
-        assert f"{rows[mode, 'vispe']['ms']:.4g}" in done.stdout
+        assert f"{rows[mode, 'vispe']['ms']:.4g}" in process.stdout
     for mode in STRUCTURED:
         assert rows[mode, "vispe"]["error"] < 6e-4
         assert rows[mode, "sdpa, dense bias built"]["error"] < 6e-4
@@ -82,7 +82,7 @@ def test_the_dry_run_enters_every_path(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tuner_writes_what_it_tried(tmp_path):
+def test_the_tuner_writes_its_trials(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "tiles.json"
     words = [
@@ -106,7 +106,7 @@ def test_the_tuner_writes_what_it_tried(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_minutes_run_dry_and_go_on(tmp_path):
+def test_the_first_stages_run_dry_and_resume(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     words = ["eval/bench/first.py", "--dry-run", "--num-workers", "1", "--out", str(tmp_path)]
     program(*words, folder=tmp_path)
@@ -124,15 +124,15 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     lines = (tmp_path / "kernels.jsonl").read_text().split("\n")
     (tmp_path / "kernels.jsonl").write_text("\n".join(lines[:4]))
     program(*words, folder=tmp_path)
-    again = json.loads((tmp_path / "first.json").read_text())
-    assert again["facts"] == actual["facts"]
+    report = json.loads((tmp_path / "first.json").read_text())
+    assert report["facts"] == actual["facts"]
     # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
-    assert len(again["kernels"]["result"]) == 8
-    assert len(again["replay"]["result"]) == 4
-    assert len(again["models"]["result"]) == 6
+    assert len(report["kernels"]["result"]) == 8
+    assert len(report["replay"]["result"]) == 4
+    assert len(report["models"]["result"]) == 6
 
 
-def test_every_row_of_the_table_of_tiles_is_there_once():
+def test_every_row_of_the_table_of_tiles_occurs_once():
     rows = json.loads(tiles.FILE.read_text())
     keys = {(r["sm"], r["width"], r["dtype"], r["strip"], r["tokens"], r["kernel"]) for r in rows}
     # exact float32 for two widths, split float32 for three; half precision with float32 and float16 strips for three
@@ -147,12 +147,12 @@ def test_every_row_of_the_table_of_tiles_is_there_once():
     assert tiles.tiles("forward", 64, 4096, "tf32x3")[:4] == (128, 64, 8, 2)
 
 
-def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
-    path, said = tmp_path / "a.json", []
-    first = Bench(PLAN, "cpu", path, minutes=0, say=said.append)
+def test_a_run_on_a_cpu_is_saved_and_resumes(tmp_path):
+    path, messages = tmp_path / "a.json", []
+    first = Bench(PLAN, "cpu", path, minutes=0, say=messages.append)
     assert first.check() is None
     assert first.run() == len(first.tasks())
-    bench = Bench(PLAN, "cpu", path, say=said.append)
+    bench = Bench(PLAN, "cpu", path, say=messages.append)
     assert bench.check()
     assert bench.run() == 0
     rows = json.loads(path.read_text())["rows"]
@@ -163,15 +163,15 @@ def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
     }
     assert all(r["error"] < 2e-6 for r in rows if r["exact"])
     assert all(r["error"] < 2e-2 for r in rows)
-    lines = len(said)
-    again = Bench(PLAN, "cpu", path, say=said.append)
-    assert again.check()
-    assert again.run() == 0
-    assert len(said) == lines
+    lines = len(messages)
+    resumed = Bench(PLAN, "cpu", path, say=messages.append)
+    assert resumed.check()
+    assert resumed.run() == 0
+    assert len(messages) == lines
     assert json.loads(path.read_text())["rows"] == rows
 
 
-def test_after_a_change_of_the_kernels_only_they_are_measured_again(tmp_path):
+def test_changed_kernels_are_measured_again(tmp_path):
     path = tmp_path / "a.json"
     bench = Bench(PLAN, "cpu", path)
     bench.state["rows"] = [{"case": str(TINY), "mode": "forward", "contender": n} for n in ("vispe", "eager")]
@@ -180,9 +180,9 @@ def test_after_a_change_of_the_kernels_only_they_are_measured_again(tmp_path):
     stored = json.loads(path.read_text())
     stored["environment"]["kernels"] = "others"
     path.write_text(json.dumps(stored))
-    again = Bench(PLAN, "cpu", path)
-    assert [r["contender"] for r in again.state["rows"]] == ["eager"]
-    assert again.state["checks"] == []
+    resumed = Bench(PLAN, "cpu", path)
+    assert [r["contender"] for r in resumed.state["rows"]] == ["eager"]
+    assert resumed.state["checks"] == []
     stored["environment"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(stored))
     with pytest.raises(InputError, match=r"a.json was measured with versions .*1\.0.*Use a new file"):
@@ -190,7 +190,7 @@ def test_after_a_change_of_the_kernels_only_they_are_measured_again(tmp_path):
     assert Bench(PLAN, "cpu", path, fresh=True).state["rows"] == []
 
 
-def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_path, monkeypatch):
+def test_failures_become_rows_and_crashes_are_retried_once(tmp_path, monkeypatch):
     def broken(setup):
         raise RuntimeError("cannot\nat all")
 
@@ -217,7 +217,7 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
     assert "Did not run in some case: fatal, broken." in winners(bench.state)
 
 
-def test_a_wrong_result_is_seen(monkeypatch):
+def test_a_wrong_result_is_detected(monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": "table"}
     assert run_check(record, "cpu", "auto")["passed"]
     right = structured_calls.attention
@@ -233,7 +233,7 @@ def test_a_wrong_result_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", STRUCTURED)
-def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
+def test_exact_rows_of_other_paths_equal_the_reference(mode):
     setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
     what, (q, k, v, _) = setup.structured(), (t.detach().double() for t in setup.sets[0])
     expected = what.double().attend(q, k, v, "reference")
@@ -248,7 +248,7 @@ def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
+def test_a_wrong_result_of_another_path_is_detected(kind, monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": kind}
     actual = run_check(record, "cpu", "auto")
     assert actual["passed"]
@@ -260,7 +260,7 @@ def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
     assert not run_check(record, "cpu", "auto")["passed"]
 
 
-def test_the_exact_result_is_that_of_the_reference():
+def test_the_exact_result_equals_the_reference():
     for mode in ("slopes", "table"):
         setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
         dense = setup.bias().dense()[0, 1]
@@ -277,17 +277,17 @@ def test_memory_and_events_on_a_gpu():
     assert row["reps"] == 50
 
 
-def entry(case, mode, contender, ms, **more):
+def entry(case, mode, contender, ms, **fields):
     return {
         "case": str(case), "mode": mode, "contender": contender, "ms": ms, "tokens": case.tokens, "batch": case.batch,
         "heads": case.heads, "width": case.width, "dtype": case.dtype, "exact": True, "error": 1e-3, "cold_s": 1.0,
-        "spread_ms": [ms, ms], "tflops": 1.0, **more,
+        "spread_ms": [ms, ms], "tflops": 1.0, **fields,
     }  # fmt: skip
 
 
 @pytest.fixture
 def measured():
-    """Rows as a GPU might give them."""
+    """Return rows like those of a GPU."""
     one, wide = Case((32, 32), 1, 64, 12), Case((32, 32), 1, 64, 16, 128)
     small, big = Case((14, 14), 1, 512, 12), Case((128, 128), 0, 1, 16)
     memory = {"extra_mib": 7.6, "extra_first_mib": 9.0}

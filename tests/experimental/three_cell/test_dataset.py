@@ -1,4 +1,4 @@
-"""The three-cell benchmark: the sampler's promises, labels by the formulas, scores by hand."""
+"""The three-cell benchmark: properties of the sampler, labels against formulas, worked examples of scores."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ def slow(cells, grid):
     (xr, yr), (xg, yg), (xb, yb) = cells
     g, b = ((xr - xg) ** 2 + (yr - yg) ** 2) ** 0.5, ((xr - xb) ** 2 + (yr - yb) ** 2) ** 0.5
     ag, ab = abs((yr + yg) * (xg - xr)) / 2, abs((yr + yb) * (xb - xr)) / 2
-    turn = (xg - xr) * (yb - yr) - (yg - yr) * (xb - xr)
+    cross_product = (xg - xr) * (yb - yr) - (yg - yr) * (xb - xr)
     out = xr + xg + xb > grid - 1 and yr + yg + yb > grid - 1
-    return [int(v) for v in (g > b, b > g, turn > 0, ag > ab, ab > ag, out)]
+    return [int(v) for v in (g > b, b > g, cross_product > 0, ag > ab, ab > ag, out)]
 
 
 @pytest.mark.parametrize("grid", [14, 5])
@@ -38,15 +38,15 @@ def test_sampler(grid):
         (nearer.sum(1) == 0).double().mean(),
     ]
     assert all(0.29 < s < 0.38 for s in shares)
-    again = dataset.sample_cells(2000, grid, torch.Generator().manual_seed(0))
-    assert torch.equal(cells, again)
+    second = dataset.sample_cells(2000, grid, torch.Generator().manual_seed(0))
+    assert torch.equal(cells, second)
     state = torch.get_rng_state()
     dataset.sample_cells(3, grid, torch.Generator().manual_seed(1))
     assert torch.equal(torch.get_rng_state(), state)
     assert dataset.sample_cells(0, grid).shape == (0, 3, 2)
 
 
-def test_majority_is_what_a_simulation_of_the_published_sampler_gives():
+def test_majority_equals_a_simulation_of_the_published_sampler():
     cells = dataset.sample_cells(6000, generator=torch.Generator().manual_seed(0))
     actual = dataset.majority(dataset.labels(cells))
     assert actual.distance == pytest.approx(66.9, abs=1.5)
@@ -67,7 +67,7 @@ def test_images():
     assert dataset.images(dataset.sample_cells(2)).shape == (2, 3, 224, 224)
 
 
-def test_scores_by_hand():
+def test_worked_examples_of_scores():
     target = torch.tensor([[1, 0, 1, 0, 1, 1], [0, 1, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0], [1, 0, 1, 0, 1, 1]])
     logits = torch.tensor(
         [

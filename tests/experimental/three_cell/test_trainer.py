@@ -1,4 +1,4 @@
-"""Training on three cells: what it learns, that it repeats and resumes bit by bit, and the table of many runs."""
+"""Training on three cells: accuracy, bit-exact repetition and resumption, and the table of runs."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_a_good_encoding_learns_what_none_cannot():
+def test_a_good_encoding_learns_and_none_does_not():
     recipe = ThreeCellRecipe(grid=5, dim=32, depth=1, num_heads=2, hidden=64, steps=200, test=400, lr=4e-3)
     losses = []
     model, run = train("sincos2d", 1, recipe, on_step=lambda _, loss: losses.append(loss))
@@ -46,7 +46,7 @@ def test_a_good_encoding_learns_what_none_cannot():
     assert dataset.score(logits(model, cells, 5), dataset.labels(cells, 5)) == run.scores
 
 
-def test_without_position_all_images_look_the_same():
+def test_without_position_all_images_have_equal_logits():
     torch.manual_seed(0)
     model = ThreeCellViT("none", TINY).eval()
     cells = dataset.sample_cells(40, 5, torch.Generator().manual_seed(0))
@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_model_and_another_does_not():
     assert first.to_dict()["recipe"]["grid"] == 5
 
 
-def test_the_global_generator_is_left_alone():
+def test_the_global_generator_is_unchanged():
     torch.manual_seed(7)
     state = torch.get_rng_state()
     train("learned", 0, TINY)
@@ -91,24 +91,26 @@ def test_the_global_generator_is_left_alone():
 # drawn in each step
 @pytest.mark.parametrize("spec", ["learned", "alibi2d(jitter=0.1)", "rfs(reach=9)+alibi2d"])
 @pytest.mark.parametrize("last", [2, 9])
-def test_a_killed_training_goes_on_bit_by_bit(tmp_path, spec, last):
+def test_a_killed_training_resumes_bit_by_bit(tmp_path, spec, last):
     file = tmp_path / "state.pt"
-    whole, run = train(spec, 0, TINY)
+    uninterrupted, run = train(spec, 0, TINY)
     with pytest.raises(Killed):
         train(spec, 0, TINY, checkpoint=file, every=5, on_step=kill_at(last))
     assert file.exists() is (last == 9)
     steps = []
-    model, again = train(spec, 0, TINY, checkpoint=file, every=5, on_step=lambda s, _: steps.append(s))
+    model, resumed_run = train(spec, 0, TINY, checkpoint=file, every=5, on_step=lambda s, _: steps.append(s))
     assert steps == list(range(10 * (last == 9), 12))
-    assert torch.equal(weights(model), weights(whole))
-    assert again.scores == run.scores
-    done, third = train(spec, 0, TINY, checkpoint=file, on_step=kill_at(11))  # nothing is left to do
-    assert torch.equal(weights(done), weights(whole))
+    assert torch.equal(weights(model), weights(uninterrupted))
+    assert resumed_run.scores == run.scores
+    finished_model, third = train(
+        spec, 0, TINY, checkpoint=file, on_step=kill_at(11)
+    )  # nothing is left to do
+    assert torch.equal(weights(finished_model), weights(uninterrupted))
     assert third.scores == run.scores
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+def test_a_checkpoint_of_another_run_raises(tmp_path):
     file = tmp_path / "state.pt"
     train("learned", 0, TINY, checkpoint=file)
     with pytest.raises(InputError, match="written with seed 0, got 1"):
@@ -132,7 +134,7 @@ def test_test_images_are_not_trained_on():
     assert len(trained) > 300
 
 
-def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
+def test_a_table_grows_run_by_run_without_repetitions(tmp_path):
     file = tmp_path / "table.json"
     requested = []
     rows = run_missing(
@@ -142,10 +144,10 @@ def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
     assert read_rows(file, TINY) == [first]
     rows.close()
     requested.clear()
-    more = list(
+    new_rows = list(
         run_missing(["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: requested.append(a[:2]))
     )
-    assert [(r["encoding"], r["seed"]) for r in more] == [("learned", 0), ("none", 1), ("learned", 1)]
+    assert [(r["encoding"], r["seed"]) for r in new_rows] == [("learned", 0), ("none", 1), ("learned", 1)]
     assert ("none", 0) not in requested
     assert list(run_missing(["none"], [1, 0], TINY, file=file)) == []
     assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
@@ -158,7 +160,7 @@ def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
         next(run_missing(["none"], [0], ThreeCellRecipe(**{**vars(TINY), "steps": 13}), file=file))
 
 
-def test_a_stopped_run_of_a_table_goes_on(tmp_path):
+def test_a_stopped_run_of_a_table_resumes(tmp_path):
     file = tmp_path / "table.json"
     long = ThreeCellRecipe(**{**vars(TINY), "steps": 103, "batch_size": 2})
 
@@ -177,7 +179,7 @@ def test_a_stopped_run_of_a_table_goes_on(tmp_path):
     assert row["scores"] == fresh["scores"]
 
 
-def test_bad_tables_are_refused(tmp_path):
+def test_bad_tables_raise(tmp_path):
     with pytest.raises(OptionError, match="encodings and seeds must be distinct"):
         next(run_missing(["none", "none"], [0], TINY))
     with pytest.raises(UnknownEncoding, match="Did you mean 'learned'"):

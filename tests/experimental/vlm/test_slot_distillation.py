@@ -1,4 +1,4 @@
-"""The loss of slots: what it is, sample by sample, its gradient, and the same over processes."""
+"""The loss of slots: values per sample, gradient, and equality over processes."""
 
 import math
 
@@ -16,7 +16,7 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 
 def batch(count):
-    """Logits of student and teacher, and slots of which one occurs in both shares of a batch."""
+    """Return logits of student and teacher, and slots of which one occurs in both parts of a batch."""
     slots = torch.tensor([0, 3, 1, 3, 3, 0, 7])[:count]
     return random(count, 4, 5), random(count, 4, 5, seed=1), slots
 
@@ -38,7 +38,7 @@ def by_hand(kl, slots, anchor):
 
 
 @pytest.mark.parametrize(("anchor", "temperature"), [(1.0, 1.0), (0.0, 2.0), (2.5, 0.5)])
-def test_the_loss_and_its_gradient_are_those_of_the_formula(anchor, temperature):
+def test_loss_and_gradient_equal_the_formula(anchor, temperature):
     student, teacher, slots = batch(7)
     student, masks = student.requires_grad_(), (random(7, 4) > 0, random(7, 4) > 0)
     masks[0][:, 2] = masks[1][:, 1] = True
@@ -69,7 +69,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(anchor, temperature)
     assert not actual.weights.requires_grad
 
 
-def test_what_is_answered_equally_loses_nothing():
+def test_equal_answers_have_zero_loss():
     student, _, slots = batch(7)
     actual = slot_distillation(student.requires_grad_(), student.detach(), slots)
     assert abs(float(actual.loss.detach())) < 1e-6
@@ -82,7 +82,7 @@ def test_what_is_answered_equally_loses_nothing():
     ]
 
 
-def test_a_batch_of_anchors_has_their_weight_alone():
+def test_a_batch_of_anchors_has_the_weight_of_anchors():
     student, teacher, _ = batch(3)
     actual = slot_distillation(student, teacher, torch.zeros(3, dtype=torch.int64), anchor_weight=0.5)
     torch.testing.assert_close(actual.loss, 0.5 * divergence(student, teacher).sum())
@@ -90,20 +90,20 @@ def test_a_batch_of_anchors_has_their_weight_alone():
 
 def test_weights_are_those_of_all_parts_of_a_batch():
     student, teacher, slots = batch(7)
-    whole = slot_distillation(student, teacher, slots)
-    cut = [(whole.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
+    full = slot_distillation(student, teacher, slots)
+    halves = [(full.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
 
     class Second(Processes):
         def joined(self, part, error=None):
-            assert torch.equal(part[0], cut[1][0])
-            return cut
+            assert torch.equal(part[0], halves[1][0])
+            return halves
 
     actual = slot_distillation(student[4:], teacher[4:], slots[4:], processes=Second(1, 2))
-    assert torch.equal(actual.weights, whole.weights[4:])
+    assert torch.equal(actual.weights, full.weights[4:])
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_weights_of_the_joined_batch(tmp_path):
+def test_two_processes_have_the_weights_of_the_concatenated_batch(tmp_path):
     two_processes("slots", tmp_path / "two")
     parts = [torch.load(tmp_path / f"two.{rank}.pt") for rank in range(2)]
     student, teacher, slots = batch(7)
@@ -126,7 +126,7 @@ def test_two_processes_have_the_weights_of_the_joined_batch(tmp_path):
         ({"slots": torch.zeros(3)}, ShapeError, "integers.*float32"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(change, error, words):
+def test_errors(change, error, words):
     student, teacher, slots = batch(3)
     with pytest.raises(error, match=words):
         slot_distillation(**{"student": student, "teacher": teacher, "slots": slots, **change})

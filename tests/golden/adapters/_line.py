@@ -1,4 +1,4 @@
-"""Positions of a causal sequence, and what a causal mask leaves of a bias."""
+"""Positions of a causal sequence, and a bias under a causal mask."""
 
 import vispe
 
@@ -15,6 +15,6 @@ def planes(length):
 
 
 def positions(length):
-    """Return the positions of a sequence of `length` tokens by every route: a line, in the plane, in the room."""
+    """Return the positions of a sequence of `length` tokens by every route: on a line, in the plane, in space."""
     free = vispe.Positions(line(length).coords.clone())
     return {"1D": line(length), "free coordinates": free, **planes(length)}

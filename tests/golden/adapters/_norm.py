@@ -8,16 +8,16 @@ from torch import nn
 
 
 def norm_of(text, eps=None):
-    """Return the class that a case names, or what builds it with the eps that is given or stands behind the name."""
+    """Return the class that a case names, or a factory with the eps given or parsed from the name."""
     name = re.search(r"\w*[Nn]orm\w*", str(text))
-    made = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
-    if not made:
+    norm = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
+    if not norm:
         raise ValueError(f"unknown norm {text!r}")
-    stated = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
-    eps = float(stated[1]) if stated else eps
-    return made if eps is None else functools.partial(made, eps=eps)
+    match = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
+    eps = float(match[1]) if match else eps
+    return norm if eps is None else functools.partial(norm, eps=eps)
 
 
 def norm_of_blocks(case):
-    """Return what builds the norms of the blocks of a ViT."""
+    """Return the factory of the norms of the blocks of a ViT."""
     return norm_of(case.config("norm_layer", None) or "LayerNorm", case.config("norm_eps", None))

@@ -1,4 +1,4 @@
-"""What cases of packed vision towers have in common: rotated queries and keys (n, h, d_h), tables and gradients."""
+"""Common outputs of packed vision towers: rotated queries and keys (n, h, d_h), tables and gradients."""
 
 import vispe
 
@@ -11,15 +11,15 @@ def rotated(case, spec, pos):
         raise ValueError(
             f"queries {tuple(q.shape)} and keys {tuple(k.shape)}; the case says {heads} x {width}"
         )
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         spec, dim=heads * width, num_heads=heads, head_dim=width, temperature=case.config("theta", 10000.0)
     )
-    turn = made.transform(pos, 0)
-    cos, sin = (table[0, 0].repeat(1, 2) for table in (turn.cos, turn.sin))
+    transform = encoding.transform(pos, 0)
+    cos, sin = (table[0, 0].repeat(1, 2) for table in (transform.cos, transform.sin))
     result = {"cos": cos, "sin": sin}
     result |= {
         f"{name}_rot": rotate(x.transpose(0, 1)[None])[0].transpose(0, 1)
-        for name, x, rotate in (("q", q, turn.query), ("k", k, turn.key))
+        for name, x, rotate in (("q", q, transform.query), ("k", k, transform.key))
     }
     if case.backward(**{f"cotangent.{name}": result[name] for name in ("q_rot", "k_rot")}):
         result |= {"grad.q": q.grad, "grad.k": k.grad}

@@ -1,8 +1,8 @@
-"""What cases of rotations alone have in common: turned queries and keys, their scores, and the gradients of both."""
+"""Common outputs of cases of rotations: rotated queries and keys, their scores, and the gradients of both."""
 
 
 def rotated(case, transform, dtype=None):
-    """Return the outputs of a case that a transform makes of its queries and keys; the scores are not scaled.
+    """Return the transformed queries and keys of a case and their unscaled scores.
 
     They are computed in `dtype`, by default that of the inputs.
     """

@@ -1,6 +1,6 @@
-"""Golden cases of 2D ALiBi: distances, slopes, attention layers with gradients, and whole ViTs.
+"""Golden cases of 2D ALiBi: distances, slopes, attention layers with gradients, and ViTs.
 
-Layers run in float64: the gradient of a key bias is exactly 0, and the rounding of float32 around a zero says
+Layers run in float64: the gradient of a key bias is exactly 0, and the rounding of float32 around zero reveals
 nothing about the method. Speed and rounding in other dtypes are the subject of tests/attention/test_attention.py.
 """
 
@@ -74,21 +74,21 @@ def _attention(case):
     )
     spec = {"name": "alibi2d", **_options(case, slopes)}
     weights = {name: case.param(name) for name in case.params - {"m"}}
-    own = {"slope": case.param("m").flatten()} if slopes == "learned" else {}
+    encoding_params = {"slope": case.param("m").flatten()} if slopes == "learned" else {}
     fixed = vispe.create_encoding(spec, num_heads=heads)
     if slopes != "learned":  # fixed slopes come as a parameter too: ours must be the same
         weights_m = torch.tensor(fixed.head_slopes()).reshape(-1, 1, 1)
         case.agree("the slopes", weights_m, case.param("m"))
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, qk_norm=norm, backend=backend)
-        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
+        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
         layer.double()
         yield backend, _run_layer(case, layer, layer.pos_enc, grid, lambda x, layer=layer: layer(x, grid))
-    yield "timm", _run_timm(case, spec, weights, own, grid, norm)
+    yield "timm", _run_timm(case, spec, weights, encoding_params, grid, norm)
 
 
-def _run_timm(case, spec, weights, own, grid, norm):
-    """The attention layer of a converted timm block, fed through the whole model's block."""
+def _run_timm(case, spec, weights, encoding_params, grid, norm):
+    """Run the attention layer of a converted timm block within the block of the model."""
     dim, heads = case.config("dim"), case.config("num_heads")
     model = VisionTransformer(
         img_size=grid.shape,
@@ -106,13 +106,13 @@ def _run_timm(case, spec, weights, own, grid, norm):
     )
     vispe.convert(model, spec)
     attn = model.blocks[0].attn
-    attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
+    attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
     model.double()
     encoding = attn.pos_enc or model.pos_enc
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
+    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=captured["attn_mask"]))
 
 
 def _run_layer(case, layer, encoding, grid, forward):

@@ -13,20 +13,23 @@ def run(case):
         raise ValueError(f"the lengths have shape {tuple(lengths.shape)}")
     if "adjacency" in case.inputs:
         case.agree("the path lengths", _paths(case.input("adjacency")), lengths)
-    made = vispe.create_encoding("alibi_graph", num_heads=heads, unreachable=case.config("unreachable"))
+    encoding = vispe.create_encoding("alibi_graph", num_heads=heads, unreachable=case.config("unreachable"))
     row = vispe.Grid((n,)).positions()
     free = vispe.Positions(torch.rand(samples, n, 2))
     wide = torch.nn.functional.pad(lengths, (2, 0, 2, 0))
     plain = {"given": (row, lengths), "bound": (row, PerToken(lengths, (1, 2))), "free": (free, lengths)}
     plain["behind prefix tokens"] = vispe.Grid((n,), prefix=2).positions(), wide
     for route, (pos, inputs) in plain.items():
-        pos = made.prepare(pos.replace(attrs={"distance": inputs}))
-        yield route, {"bias": made.bias(pos, 0).dense()[..., -n:, -n:].expand(samples, -1, -1, -1)}
+        pos = encoding.prepare(pos.replace(attrs={"distance": inputs}))
+        yield route, {"bias": encoding.bias(pos, 0).dense()[..., -n:, -n:].expand(samples, -1, -1, -1)}
     # tokens in another order, and back
     order = torch.stack([torch.randperm(n) for _ in range(samples)])
-    rotated = made.prepare(row.replace(attrs={"distance": lengths})).gather(order)
-    dense, back = made.bias(rotated, 0).dense(), order.argsort(1)
-    yield "gathered", {"bias": torch.stack([d[:, i][:, :, i] for d, i in zip(dense, back, strict=True)])}
+    rotated = encoding.prepare(row.replace(attrs={"distance": lengths})).gather(order)
+    dense, inverse_order = encoding.bias(rotated, 0).dense(), order.argsort(1)
+    yield (
+        "gathered",
+        {"bias": torch.stack([d[:, i][:, :, i] for d, i in zip(dense, inverse_order, strict=True)])},
+    )
 
 
 def _paths(adjacency):

@@ -17,37 +17,37 @@ def run(case):
         "loc_init": float(case.config("loc_init")),
         "eps": case.config("eps"),
     }
-    own = vispe.create_encoding(
+    learned = vispe.create_encoding(
         "bam", num_heads=heads, axes=1, train_loc=bool(case.config("train_loc")), **options
     )
-    start = {name: getattr(own, name) for name in NAMES}
+    start = {name: getattr(learned, name) for name in NAMES}
     start = {f"init.{n}": torch.zeros(heads) if v is None else v.flatten() for n, v in start.items()}
     result = {name: value for name, value in start.items() if name in case.output_names}
     if result:
         yield "start", result
     for route, pos in positions(length).items():
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "bam", num_heads=heads, axes=pos.axes, train_loc=True, **options
         ).double()
-        yield route, _bias(case, made, pos)
+        yield route, _bias(case, encoding, pos)
     if not case.param("loc").any():  # without a location at all
-        made = vispe.create_encoding("bam", num_heads=heads, **{**options, "loc_init": 0.0}).double()
-        yield "no location", _bias(case, made, positions(length)[f"2D {(1, length)}"])
+        encoding = vispe.create_encoding("bam", num_heads=heads, **{**options, "loc_init": 0.0}).double()
+        yield "no location", _bias(case, encoding, positions(length)[f"2D {(1, length)}"])
 
 
-def _bias(case, made, pos):
+def _bias(case, encoding, pos):
     # the axis that is longer than one token is the line
     along = max(range(pos.axes), key=lambda a: float(pos.coords[..., a].max()))
     with torch.no_grad():
-        made.shape.copy_(case.param("shape").flatten())
-        made.scale.copy_(case.param("scale").flatten())
-        if made.loc is not None:
-            made.loc.zero_()[:, along] = case.param("loc").flatten()
-    dense = made.bias(pos, 0).dense()
+        encoding.shape.copy_(case.param("shape").flatten())
+        encoding.scale.copy_(case.param("scale").flatten())
+        if encoding.loc is not None:
+            encoding.loc.zero_()[:, along] = case.param("loc").flatten()
+    dense = encoding.bias(pos, 0).dense()
     result = {"bias": dense}
     if case.backward(cotangent=dense):
-        result |= {"grad.shape": made.shape.grad, "grad.scale": made.scale.grad}
-        if made.loc is not None:
-            result["grad.loc"] = made.loc.grad[:, along]
+        result |= {"grad.shape": encoding.shape.grad, "grad.scale": encoding.scale.grad}
+        if encoding.loc is not None:
+            result["grad.loc"] = encoding.loc.grad[:, along]
         result = {n: v if n == "bias" else v.reshape(1, -1, 1, 1) for n, v in result.items()}
     return {name: value for name, value in result.items() if name in case.output_names}

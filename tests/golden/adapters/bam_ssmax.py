@@ -27,9 +27,9 @@ def _layer(case, spec, backend, causal):
     layer = vispe.Attention(dim, heads, spec, fused_qkv=False, qkv_bias=False, backend=backend)
     layer.proj.bias = None
     encodings = {n: e for part in layer.pos_enc.parts() for n, e in part.named_parameters()}
-    own = {"seq_scale": "seq_scale", **{f"prior.{n}": n for n in ("shape", "scale", "loc")}}
+    names = {"seq_scale": "seq_scale", **{f"prior.{n}": n for n in ("shape", "scale", "loc")}}
     with torch.no_grad():
-        for theirs, mine in own.items():
+        for theirs, mine in names.items():
             encodings[mine].copy_(case.param(theirs).reshape(encodings[mine].shape))
         for theirs, mine in PROJECTIONS.items():
             layer.get_submodule(mine).weight.copy_(case.param(f"{theirs}.weight"))
@@ -40,7 +40,7 @@ def _layer(case, spec, backend, causal):
     case.backward(cotangent=y)
     result = {"y": y, "grad.x": x.grad}
     encodings = {n: e for part in layer.pos_enc.parts() for n, e in part.named_parameters()}
-    for theirs, mine in own.items():
+    for theirs, mine in names.items():
         grad = encodings[mine].grad
         result[f"grad.{theirs}"] = None if grad is None else grad.reshape(1, heads, 1, 1)
     for theirs, mine in PROJECTIONS.items():

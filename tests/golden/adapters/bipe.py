@@ -31,8 +31,8 @@ def _by_hand(ends):
 
 
 def _outputs(case, result):
-    inter, intra, again = result.ids.long()
-    if not torch.equal(intra, again):
+    inter, intra, intra_copy = result.ids.long()
+    if not torch.equal(intra, intra_copy):
         raise ValueError("rows and columns of text differ")
     outputs = {"inter": inter, "intra": intra}
     if "key_bias" in case.output_names:
@@ -41,7 +41,7 @@ def _outputs(case, result):
 
 
 def _key_bias(case, inter):
-    """Return what the last query adds to each key, but for what it adds to keys of segment 0."""
+    """Return the bias of the last query relative to that of keys of segment 0."""
     if case.config("form") != "key":
         raise ValueError("only the form of keys alone is known")
     heads, factor = case.config("heads"), case.config("slope_factor")

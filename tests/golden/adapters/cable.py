@@ -1,4 +1,4 @@
-"""Golden cases of Cable: a causal attention layer whose steps cost what the tokens say."""
+"""Golden cases of Cable: a causal attention layer with content-dependent step costs."""
 
 import torch
 
@@ -10,7 +10,7 @@ NAMES |= {"gate_w": "pos_enc.gate.weight", "gate_b": "pos_enc.gate.bias"}
 
 
 def _scale(case, width):
-    """Return the factor of the logits: a number, a word for the usual one, or none at all."""
+    """Return the factor of the logits: a number, the name of the default, or None."""
     scale = case.config("qk_scale", None)
     if scale is None or (isinstance(scale, str) and scale.startswith("none")):
         return 1.0

@@ -1,7 +1,8 @@
 """Golden cases of ComRoPE and its baselines: token positions, and attention layers with gradients.
 
-Layers run in float32, as the reference did: an exponential rounds nearly the same wherever it is taken in float32, and
-float64 would be five times as far away. The commuting kinds run a second time in the folded form, without exponentials.
+Layers run in float32, as the reference did: an exponential has nearly the same rounding in every float32
+implementation, and float64 would be five times as far away. The commuting kinds run a second time in the folded form,
+without exponentials.
 """
 
 import copy
@@ -75,10 +76,10 @@ def _own(case, heads):
     if "exponent_matrix" in case.params:
         return {"skew": skew_upper(case.param("exponent_matrix").sum(1, keepdim=True)) / 2}
     freqs = case.param("freqs")
-    own = {"skew": skew_upper(freqs)}
+    encoding_params = {"skew": skew_upper(freqs)}
     if "multiplier" in case.params:
-        own["theta"] = case.param("multiplier")[0, :, :, 0, 0]
-    return own
+        encoding_params["theta"] = case.param("multiplier")[0, :, :, 0, 0]
+    return encoding_params
 
 
 def _attention(case):
@@ -91,7 +92,7 @@ def _attention(case):
     tokens = int(torch.tensor(case.config("grid")).prod()) + int(case.config("class_token"))
     if tokens != case.input("positions").shape[1]:
         raise ValueError("the grid does not have as many tokens as there are positions")
-    spec, own = _spec(case), _own(case, heads)
+    spec, encoding_params = _spec(case), _own(case, heads)
     names = {"out_proj": "proj"}
     weights = {}
     for name in case.params - {"freqs", "multiplier", "exponent_matrix"}:
@@ -100,17 +101,17 @@ def _attention(case):
     bias = "q_proj.bias" in weights
     fixed = vispe.create_encoding(spec, dim=dim, num_heads=heads)
     if "exponent_matrix" in case.params:  # the start of axial RoPE has to be that of the reference
-        case.agree("the generators of axial RoPE", fixed.skew, own["skew"])
+        case.agree("the generators of axial RoPE", fixed.skew, encoding_params["skew"])
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, fused_qkv=False, qkv_bias=bias, backend=backend)
-        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
+        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
         yield (
             backend,
             _run(case, layer, layer.pos_enc, [layer.q_proj, layer.k_proj], layer),
         )
     if spec["name"] != "liere":
         yield "folded", _run_folded(case, layer)
-    yield "timm", _run_timm(case, spec, weights, own, bias)
+    yield "timm", _run_timm(case, spec, weights, encoding_params, bias)
 
 
 def _run(case, layer, encoding, projections, forward, reference=True):
@@ -120,10 +121,10 @@ def _run(case, layer, encoding, projections, forward, reference=True):
     positions = case.input("positions").float().requires_grad_()
     pos = vispe.Positions(positions)
     y = forward(x, pos)
-    back = case.backward(cotangent=y)
-    turn = encoding.transform(pos, 0)
+    has_grad = case.backward(cotangent=y)
+    transform = encoding.transform(pos, 0)
     q, k = (p(x).unflatten(-1, (heads, width)).transpose(1, 2) for p in projections)
-    q, k = turn.query(q) * case.config("q_scale"), turn.key(k)
+    q, k = transform.query(q) * case.config("q_scale"), transform.key(k)
     eye = torch.eye(x.shape[1], dtype=x.dtype).expand(*k.shape[:2], -1, -1)
     result = {
         "y": y,
@@ -131,13 +132,13 @@ def _run(case, layer, encoding, projections, forward, reference=True):
         "grad.x": x.grad,
         "grad.positions": positions.grad,
     }
-    if back and hasattr(encoding, "theta"):
+    if has_grad and hasattr(encoding, "theta"):
         result["grad.multiplier"] = encoding.theta.grad[None, :, :, None, None]
     if reference:
         result["q_rot"], result["k_rot"] = q, k
         result["exponent_matrix"] = encoding.generators()
         result["rotation_blocks"] = encoding.rotations(pos).transpose(1, 2)
-        if back:
+        if has_grad:
             result["grad.freqs"] = skew_matrix(encoding.skew.grad, encoding.width)
         for name in ("q_proj", "k_proj", "v_proj", "proj"):
             for kind, p in layer.get_submodule(name).named_parameters():
@@ -156,7 +157,7 @@ def _run_folded(case, layer):
     return _run(case, layer, layer.pos_enc, [layer.q_proj, layer.k_proj], layer, reference=False)
 
 
-def _run_timm(case, spec, weights, own, bias):
+def _run_timm(case, spec, weights, encoding_params, bias):
     dim, heads = case.config("hidden"), case.config("heads")
     model = VisionTransformer(
         img_size=4, patch_size=1, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, qkv_bias=bias
@@ -169,8 +170,8 @@ def _run_timm(case, spec, weights, own, bias):
         f"qkv.{kind}": torch.cat([weights[f"{p}_proj.{kind}"] for p in "qkv"])
         for kind in ("weight", "bias")[: 1 + bias]
     }
-    rest = {k: v for k, v in weights.items() if k.startswith("proj.")}
-    attn.load_state_dict({**fused, **rest, **{f"pos_enc.{k}": v for k, v in own.items()}})
+    projection = {k: v for k, v in weights.items() if k.startswith("proj.")}
+    attn.load_state_dict({**fused, **projection, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
     x = case.input("x").float().requires_grad_()
     positions = case.input("positions").float().requires_grad_()
     y = attn(x, attn_mask=Context(vispe.Positions(positions), (), None, False))

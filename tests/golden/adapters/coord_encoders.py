@@ -27,7 +27,7 @@ def _shifted_gaussian(case):
 def _sine3d(case):
     case.ignore("seed", "the points are given")
     features = case.config("num_pos_feats")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "sincos3d_points",
         dim=3 * features,
         features=features,
@@ -35,28 +35,28 @@ def _sine3d(case):
         mlp=False,
     )
     points = case.input("points")
-    yield "encode", {"pe": made.encode(points)}
+    yield "encode", {"pe": encoding.encode(points)}
     free = vispe.Positions(points.flip(-1).reshape(-1, points.shape[-2], 3))
-    whole = vispe.create_encoding({**made.config, "normalize": False})
-    yield "table", {"pe": whole.table(free).reshape(*points.shape[:-1], -1)}
+    unnormalized = vispe.create_encoding({**encoding.config, "normalize": False})
+    yield "table", {"pe": unnormalized.table(free).reshape(*points.shape[:-1], -1)}
 
 
 def _spder(case):
     for name in ("seed", "is_first"):
         case.ignore(name, "the parameters are given")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "spder",
         dim=case.config("out_features"),
         axes=case.config("in_features"),
         omega=case.config("omega_0"),
         project=False,
     )
-    made.load_state_dict({f"sines.0.{name}": case.param(name) for name in case.params})
+    encoding.load_state_dict({f"sines.0.{name}": case.param(name) for name in case.params})
     # float64: gradients are sums in which float32 leaves the rounding of the largest terms
-    made.double()
+    encoding.double()
     x = case.input("x").double().requires_grad_()
-    y = made.encode(x)
+    y = encoding.encode(x)
     case.backward(cotangent=y)
-    grads = {f"grad.{n}": getattr(made.sines[0], n).grad for n in ("weight", "bias")}
+    grads = {f"grad.{n}": getattr(encoding.sines[0], n).grad for n in ("weight", "bias")}
     result = {"y": y, "grad.x": x.grad, **grads}
     yield "encode", {name: value for name, value in result.items() if name in case.output_names}

@@ -1,4 +1,4 @@
-"""Golden cases of contextual counts, for queries and logits that are given."""
+"""Golden cases of contextual counts, for explicit queries and logits."""
 
 import torch
 
@@ -17,21 +17,21 @@ def run(case):
         q = case.input("q").double().requires_grad_()
         logits = case.input("attn_logits").double().requires_grad_()
         table = case.param("pos_emb").double().requires_grad_()
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "cope", dim=heads * (width + keys), num_heads=heads, max_pos=most, causal=route == "causal"
         ).double()
         # more channels, which the table does not read: there the product of queries and keys is the logits
-        made.load_state_dict({"pos_emb": torch.cat([table.detach(), table.new_zeros(most, keys)], 1)})
+        encoding.load_state_dict({"pos_emb": torch.cat([table.detach(), table.new_zeros(most, keys)], 1)})
         wide = torch.cat([q, logits], -1)
         eye = torch.eye(keys, dtype=q.dtype).expand(batch, heads, -1, -1)
         k = torch.cat([eye.new_zeros(batch, heads, keys, width), eye], -1)
         rows = []
         for i in range(queries):  # every query stands last, so that it counts all keys
             last = torch.cat([wide.new_zeros(batch, heads, keys - 1, width + keys), wide[:, :, i : i + 1]], 2)
-            bias = made.bias(Grid(shape).positions(), 0)
+            bias = encoding.bias(Grid(shape).positions(), 0)
             rows.append(bias.dense(q=last, k=k, scale=1.0)[:, :, -1])
         bias = torch.stack(rows, 2)
         case.backward(cotangent=bias)
         result = {"bias": bias, "grad.q": q.grad, "grad.attn_logits": logits.grad}
-        result["grad.pos_emb"] = None if made.pos_emb.grad is None else made.pos_emb.grad[:, :width]
+        result["grad.pos_emb"] = None if encoding.pos_emb.grad is None else encoding.pos_emb.grad[:, :width]
         yield route, {name: value for name, value in result.items() if name in case.output_names}

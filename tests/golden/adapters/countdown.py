@@ -1,4 +1,4 @@
-"""Golden cases of sinusoids of the length that is left, or of the share that is reached."""
+"""Golden cases of sinusoids of the remaining length, or of the completed fraction."""
 
 import vispe
 
@@ -8,9 +8,9 @@ def run(case):
     options = {"dim": case.config("dim"), "mode": case.config("kind")}
     if "offset" in case.settings:
         options["offset"] = case.config("offset")
-    made = vispe.create_encoding("countdown", **options)
+    encoding = vispe.create_encoding("countdown", **options)
     length = case.input("length")
     attrs = {"length": length}
-    yield "grid", {"embedding": made.table(vispe.Grid((tokens,)).positions().replace(attrs=attrs))}
+    yield "grid", {"embedding": encoding.table(vispe.Grid((tokens,)).positions().replace(attrs=attrs))}
     free = vispe.Positions(vispe.Grid((tokens,)).positions().coords.expand(len(length), -1, -1), attrs=attrs)
-    yield "free", {"embedding": made.table(free)}
+    yield "free", {"embedding": encoding.table(free)}

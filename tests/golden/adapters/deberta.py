@@ -1,4 +1,4 @@
-"""Golden cases of DeBERTa's disentangled attention, with own and with shared projections of relative positions."""
+"""Golden cases of DeBERTa's disentangled attention, with separate and with shared projections of relative positions."""
 
 import torch
 
@@ -46,19 +46,19 @@ def _run(case, backend, shape):
         head_dim=width,
         backend=backend,
     ).double()
-    made = layer.pos_enc
-    if made.share_att_key:
-        made.tie(layer)
+    encoding = layer.pos_enc
+    if encoding.share_att_key:
+        encoding.tie(layer)
     # on two axes the embeddings of the one along which there is one patch are 0
-    start = 2 * made.span * (len(shape) == 2 and shape[0] == 1)
-    line = slice(start, start + 2 * made.span)
+    start = 2 * encoding.span * (len(shape) == 2 and shape[0] == 1)
+    line = slice(start, start + 2 * encoding.span)
     mine = {name: _own(name) for name in case.params}
     if len(mine) != len(list(layer.parameters())):
         raise ValueError("the case does not have the parameters of its options")
     with torch.no_grad():
-        made.rel_embeddings.zero_()
-        for name, own in mine.items():
-            target = layer.get_parameter(own)
+        encoding.rel_embeddings.zero_()
+        for name, parameter in mine.items():
+            target = layer.get_parameter(parameter)
             (target[line] if name == "rel_embeddings" else target).copy_(case.param(name))
     x, grid = case.input("x").double().requires_grad_(), vispe.Grid(shape)
     if x.shape != (case.config("B"), grid.tokens, dim):
@@ -68,12 +68,12 @@ def _run(case, backend, shape):
         p(x).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
     positions = torch.arange(grid.tokens)
-    result = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), grid.positions(), 0, x))}
-    result["relative_pos"] = made.buckets(positions[:, None] - positions)
+    result = {"y": y, "weights": weights_of(calls_of(q, k, v, encoding.parts(), grid.positions(), 0, x))}
+    result["relative_pos"] = encoding.buckets(positions[:, None] - positions)
     if case.backward(cotangent=y):
         result["grad.x"] = x.grad
-        for name, own in mine.items():
-            grad = layer.get_parameter(own).grad
+        for name, parameter in mine.items():
+            grad = layer.get_parameter(parameter).grad
             result[f"grad.{name}"] = grad[line] if name == "rel_embeddings" else grad
     return {name: value for name, value in result.items() if name in case.output_names}
 

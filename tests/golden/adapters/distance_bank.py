@@ -16,19 +16,19 @@ def run(case):
         ("causal", {"causal": True}, (keys,)),
         ("column", {}, (keys, 1)),
     ):
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "distance_bank", dim=dim, num_heads=heads, basis=basis, max_dist=reach, **options
         )
-        made.load_state_dict({mine: case.param(theirs) for mine, theirs in names.items()})
-        made.double()
+        encoding.load_state_dict({mine: case.param(theirs) for mine, theirs in names.items()})
+        encoding.double()
         x = case.input("x").double().requires_grad_()
         if tuple(x.shape) != (case.config("B"), queries, dim):
             raise ValueError("the tokens are not those that the case says")
         # queries are the last of the keys; the tokens of other keys are not read
         tokens = pad(x, (0, 0, keys - queries, 0))
-        bias = made.bias(Grid(shape).positions(), 0, tokens).dense()[:, :, keys - queries :]
+        bias = encoding.bias(Grid(shape).positions(), 0, tokens).dense()[:, :, keys - queries :]
         bias = bias.tril(keys - queries)
         case.backward(cotangent=bias)
         result = {"bias": bias, "grad.x": x.grad}
-        result |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
+        result |= {f"grad.{theirs}": encoding.get_parameter(mine).grad for mine, theirs in names.items()}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -22,8 +22,8 @@ def run(case):
     )
     rates = inverse_frequencies(width, case.config("base"), torch.float64)
     angle = (torch.arange(x.shape[1])[:, None] * rates)[None, None]
-    turn = PairRotation(angle.cos(), angle.sin(), case.config("layout"))
-    call = Call(q, k, v, transform=turn, is_causal=True, enable_gqa=heads != kv_heads)
+    rotary = PairRotation(angle.cos(), angle.sin(), case.config("layout"))
+    call = Call(q, k, v, transform=rotary, is_causal=True, enable_gqa=heads != kv_heads)
     memories = ExternalMemory(case.input("memory_k"), case.input("memory_v"))
     y = attend_with_external_memory(
         call, memories, topk=case.config("topk"), threshold=case.config("threshold"), mode="reference"

@@ -16,7 +16,7 @@ def run(case):
     names = NAMES | {"L_multiplier": "L_multiplier"}
     free = vispe.Positions(line(length).coords.double())
     for route, pos in (("1D", line(length)), ("free coordinates", free)):
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "fire",
             num_heads=case.config("num_heads"),
             hidden=case.config("mlp_width"),
@@ -24,9 +24,11 @@ def run(case):
             eps=case.config("eps"),
             causal=True,
         )
-        made.load_state_dict({ours: case.param(theirs) for theirs, ours in names.items()})
-        made.double()
-        dense = made.bias(pos, 0).dense()
+        encoding.load_state_dict({ours: case.param(theirs) for theirs, ours in names.items()})
+        encoding.double()
+        dense = encoding.bias(pos, 0).dense()
         case.backward(cotangent=dense)
-        result = {"bias": dense} | {f"grad.{n}": made.get_parameter(ours).grad for n, ours in names.items()}
+        result = {"bias": dense} | {
+            f"grad.{n}": encoding.get_parameter(ours).grad for n, ours in names.items()
+        }
         yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -22,8 +22,8 @@ def run(case):
     q, k = (case.input(name).double().requires_grad_() for name in "qk")
     if q.shape != (case.config("B"), heads, length, width):
         raise ValueError(f"q is {tuple(q.shape)}")
-    turn = encoding.transform(vispe.Positions(torch.arange(length, dtype=torch.float64)[:, None]), 0)
-    actual |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    transform = encoding.transform(vispe.Positions(torch.arange(length, dtype=torch.float64)[:, None]), 0)
+    actual |= {"q_rot": transform.query(q), "k_rot": transform.key(k)}
     actual["scores"] = actual["q_rot"] @ actual["k_rot"].mT
     if case.backward(cotangent=actual["scores"]):
         actual |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -34,5 +34,7 @@ def run(case):
     expected = (actual["scores"] * width**-0.5).softmax(-1) @ q
     for backend in ("reference", "sdpa"):
         case.agree(
-            f"the output of {backend}", vispe.attention(q, k, q, transform=turn, backend=backend), expected
+            f"the output of {backend}",
+            vispe.attention(q, k, q, transform=transform, backend=backend),
+            expected,
         )

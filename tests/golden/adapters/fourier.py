@@ -32,7 +32,7 @@ def _learned(case):
         for name in names:
             if case.config(name, expected) != expected:
                 raise ValueError(f"the arrays have {name}={expected}, the case says {case.config(name)}")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "fourier_learned",
         dim=dim,
         axes=groups * each,
@@ -44,15 +44,15 @@ def _learned(case):
         normalize="none",
     )
     state = {name: case.param(name) for name in case.params}
-    made.rename_checkpoint_keys(state, "", "")
-    made.load_state_dict(state)
+    encoding.rename_checkpoint_keys(state, "", "")
+    encoding.load_state_dict(state)
     names = {"Wr.weight": "frequency.weight", "mlp.2.weight": "mlp.1.weight", "mlp.2.bias": "mlp.1.bias"}
 
     def grads():
-        parameters = dict(made.named_parameters())
+        parameters = dict(encoding.named_parameters())
         return {f"grad.{name}": parameters[names.get(name, name)].grad for name in case.params}
 
-    yield from _routes(case, made, lambda x: x.flatten(-2), grads)
+    yield from _routes(case, encoding, lambda x: x.flatten(-2), grads)
 
 
 def _random(case):
@@ -64,7 +64,7 @@ def _random(case):
     scale = case.config("sigma" if rotated else "scale", 1.0)
     if case.config("f_dim" if rotated else "mapping_size", None) not in (features, features // 2, None):
         raise ValueError(f"the frequencies of the case give {features} features")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "fourier",
         dim=features,
         axes=axes,
@@ -73,23 +73,23 @@ def _random(case):
         learned=True,
         normalize="none",
     ).to(frequency.dtype)
-    made.load_state_dict({"frequency": frequency.t() if rotated else frequency})
+    encoding.load_state_dict({"frequency": frequency.t() if rotated else frequency})
 
     def grads():
-        grad = made.frequency.grad
+        grad = encoding.frequency.grad
         return {} if grad is None else {"grad.B": grad.t() if rotated else grad}
 
-    more = {}
+    extra_outputs = {}
     if "pe_none" in case.output_names:
         plain = vispe.create_encoding("fourier", dim=axes, axes=axes, basis="none")
-        more = {"pe_none": plain.encode(case.input("positions"))}
-    yield from _routes(case, made, lambda x: x, grads, more)
+        extra_outputs = {"pe_none": plain.encode(case.input("positions"))}
+    yield from _routes(case, encoding, lambda x: x, grads, extra_outputs)
 
 
-def _routes(case, made, flat, grads, more=()):
-    """Positions given to `encode`, and as free coordinates to `table`."""
+def _routes(case, encoding, flat, grads, extra_outputs=()):
+    """Yield the outputs of `encode`, and of `table` for free coordinates."""
     exact = "cotangent" in case.inputs
-    made = made.double() if exact else made
+    encoding = encoding.double() if exact else encoding
     for route in ("encode", "table"):
         positions = case.input("positions")
         inputs = (positions.double() if exact else positions).requires_grad_()
@@ -97,9 +97,9 @@ def _routes(case, made, flat, grads, more=()):
         if route == "table" and coords.shape[-1] > 3:
             continue
         flattened = coords.reshape(*coords.shape[:1], -1, coords.shape[-1]) if coords.ndim > 3 else coords
-        pe = made.encode(coords) if route == "encode" else made.table(vispe.Positions(flattened))
+        pe = encoding.encode(coords) if route == "encode" else encoding.table(vispe.Positions(flattened))
         pe = pe.reshape(case.outputs["pe"].shape)
-        made.zero_grad()
+        encoding.zero_grad()
         case.backward(cotangent=pe)
-        result = {"pe": pe, "grad.positions": inputs.grad, **grads(), **dict(more)}
+        result = {"pe": pe, "grad.positions": inputs.grad, **grads(), **dict(extra_outputs)}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

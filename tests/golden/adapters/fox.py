@@ -8,7 +8,7 @@ import vispe
 def run(case):
     heads, dim, causal = case.config("heads"), case.config("dim"), case.config("causal")
     names = {"gate.weight": "w", "gate.bias": "b"}
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "fox",
         dim=dim,
         num_heads=heads,
@@ -21,11 +21,11 @@ def run(case):
     if tuple(x.shape[:2]) != (case.config("B"), case.config("N")):
         raise ValueError("the tokens are not as many as the case says")
     for dtype in (torch.float32, torch.float64):
-        made.load_state_dict({mine: case.param(theirs) for mine, theirs in names.items()})
-        made.to(dtype).zero_grad()
+        encoding.load_state_dict({mine: case.param(theirs) for mine, theirs in names.items()})
+        encoding.to(dtype).zero_grad()
         x = case.input("x").to(dtype).requires_grad_()
-        bias = made.bias(vispe.Grid((x.shape[1],)).positions(), 0, x).dense()
+        bias = encoding.bias(vispe.Grid((x.shape[1],)).positions(), 0, x).dense()
         case.backward(cotangent=bias)
         result = {"bias": bias, "grad.x": x.grad}
-        result |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
+        result |= {f"grad.{theirs}": encoding.get_parameter(mine).grad for mine, theirs in names.items()}
         yield str(dtype), {name: value for name, value in result.items() if name in case.output_names}

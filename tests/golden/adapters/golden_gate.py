@@ -27,5 +27,5 @@ def run(case):
         freqs = {"freqs": encoding.field(2).flip(-1)}  # x first, as in the reference
         yield route, freqs | rotated(case, encoding.transform(pos, 0), torch.float64)
     inputs = encoding.field(2).tolist()
-    own = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=inputs)
-    yield "given", rotated(case, own.transform(routes["coordinates"], 0), torch.float64)
+    learned = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=inputs)
+    yield "given", rotated(case, learned.transform(routes["coordinates"], 0), torch.float64)

@@ -24,7 +24,7 @@ def run(case):
 
 def _commuting(case):
     heads, width, length = case.config("heads"), case.config("head_dim"), case.config("seq")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "grape",
         dim=heads * width,
         num_heads=heads,
@@ -32,25 +32,25 @@ def _commuting(case):
         scale=case.config("log_freq_scale"),
         shared=case.config("share_across_heads"),
     )
-    start = made.log_freq.detach().clone()
+    start = encoding.log_freq.detach().clone()
     with torch.no_grad():
-        made.log_freq.copy_(case.param("log_freq"))
+        encoding.log_freq.copy_(case.param("log_freq"))
     q, k = (case.input(n).requires_grad_() for n in ("q", "k"))
-    transform = made.transform(vispe.Grid((length,)).positions(), 0)
+    transform = encoding.transform(vispe.Grid((length,)).positions(), 0)
     q_rot = transform.query(q.transpose(1, 2)).transpose(1, 2)
     k_rot = transform.key(k.transpose(1, 2)).transpose(1, 2)
     case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
     result = {"log_freq_init": start, "q_rot": q_rot, "k_rot": k_rot}
-    result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.log_freq": made.log_freq.grad}
+    result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.log_freq": encoding.log_freq.grad}
     yield "transform", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _rank2(case):
     a, b, x, positions = (case.input(n) for n in ("a", "b", "x", "positions"))
     omega, dim = case.config("omega"), case.config("dim")
-    made = vispe.create_encoding("grape", dim=dim, num_heads=1, planes="rank2").double()
-    made.load_state_dict({"a": omega * a[None], "b": b[None]})
-    transform = made.transform(vispe.Positions(positions[None, :, None]), 0)
+    encoding = vispe.create_encoding("grape", dim=dim, num_heads=1, planes="rank2").double()
+    encoding.load_state_dict({"a": omega * a[None], "b": b[None]})
+    transform = encoding.transform(vispe.Positions(positions[None, :, None]), 0)
     y = transform.query(x[None, None])[0, 0]
     yield "transform", {"rotation": transform.q[0, 0, :, 0], "y": y}
     yield "in place", {"y": rotate_rank2(x, a, b, positions * omega)}
@@ -61,7 +61,7 @@ def _gated(case):
     q, k = (case.input(n).requires_grad_() for n in ("q", "k"))
     rotated = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
     pos = vispe.Grid((case.config("seq"),)).positions()
-    result, made = {}, {}
+    result, encodings = {}, {}
     kinds = {
         "alibi": ("none", None),
         "key": ("key", "key"),
@@ -72,16 +72,16 @@ def _gated(case):
         if f"bias_{output}" not in case.output_names:
             continue
         options = {} if gates == "none" else {"l2_norm": case.config("l2_norm", True)}
-        made[output] = vispe.create_encoding(
+        encodings[output] = vispe.create_encoding(
             "grape_alibi", dim=heads * width, num_heads=heads, gates=gates, causal=True, **options
         )
         names = [n.partition(".")[2] for n in case.params if group and n.startswith(f"{group}.")]
-        made[output].load_state_dict({n: case.param(f"{group}.{n}") for n in names})
-        result[f"bias_{output}"] = made[output].bias(pos, 0).dense(**rotated)
+        encodings[output].load_state_dict({n: case.param(f"{group}.{n}") for n in names})
+        result[f"bias_{output}"] = encodings[output].bias(pos, 0).dense(**rotated)
         if case.backward(**{f"cotangent_{output}": result[f"bias_{output}"]}):
             for n in names:
-                result[f"grad.{group}.{n}"] = getattr(made[output], n).grad
-    result |= {"grad.q": q.grad, "grad.k": k.grad, "slopes": next(iter(made.values())).head_slopes()}
+                result[f"grad.{group}.{n}"] = getattr(encodings[output], n).grad
+    result |= {"grad.q": q.grad, "grad.k": k.grad, "slopes": next(iter(encodings.values())).head_slopes()}
     yield "dense", {name: value for name, value in result.items() if name in case.output_names}
 
 

@@ -1,4 +1,4 @@
-"""Golden cases of Graph-KV: ids of sources that stand side by side, of a target and of a query."""
+"""Golden cases of Graph-KV: ids of parallel sources, of a target and of a query."""
 
 import torch
 

@@ -32,11 +32,11 @@ def _streaming(case):
         mode=case.config("mode"),
     )
     coordinates = create_scheme("group_pe", phi=case.config("pe_cache_length")).coordinates(pairs.stream)
-    more = coordinates.decode(total)[0]  # the reference counts padding as if the target went on
+    decoded = coordinates.decode(total)[0]  # the reference counts padding as if the target went on
     lengths = pairs.stream.lengths.tolist()
     ids = [
         torch.cat([row[:n], go[: total - n]])
-        for row, go, n in zip(coordinates.ids[0], more, lengths, strict=True)
+        for row, go, n in zip(coordinates.ids[0], decoded, lengths, strict=True)
     ]
     result = {"position_ids": torch.stack(ids), "mask_index": pairs.mask_index()}
     return result | {"source_token_len": pairs.source_lengths, "target_token_len": pairs.target_lengths}

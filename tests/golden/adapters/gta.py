@@ -52,20 +52,20 @@ def run(case):
 def _run(case, encoding, pos, backend):
     encoding.zero_grad()
     q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
-    turn = encoding.transform(pos, 0)
-    y = vispe.attention(q, k, v, transform=turn, backend=backend)
-    back = case.backward(cotangent=y)
+    transform = encoding.transform(pos, 0)
+    y = vispe.attention(q, k, v, transform=transform, backend=backend)
+    has_grad = case.backward(cotangent=y)
     eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
     result = {
-        "q_t": turn.query(q),
-        "k_t": turn.key(k),
-        "v_t": turn.value(v),
-        "attn": vispe.attention(turn.query(q), turn.key(k), eye, backend=backend),
+        "q_t": transform.query(q),
+        "k_t": transform.key(k),
+        "v_t": transform.value(v),
+        "attn": vispe.attention(transform.query(q), transform.key(k), eye, backend=backend),
         "y": y,
         "grad.q": q.grad,
         "grad.k": k.grad,
         "grad.v": v.grad,
     }
-    if encoding.se3 and back:
+    if encoding.se3 and has_grad:
         result["grad.trans_coeff"] = encoding.scale.grad.reshape(case.outputs["grad.trans_coeff"].shape)
     return result

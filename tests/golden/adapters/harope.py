@@ -37,9 +37,12 @@ def run(case):
         if f"weight_{name}" in case.inputs:
             result[f"folded_{name}"] = fold_rows(case.input(f"weight_{name}"), matrices.detach())
     yield "matrices", {name: value for name, value in result.items() if name in case.output_names}
-    for route, where in (("grid", pos), ("coordinates", vispe.Positions(pos.coords.double(), pos.spatial))):
+    for route, positions in (
+        ("grid", pos),
+        ("coordinates", vispe.Positions(pos.coords.double(), pos.spatial)),
+    ):
         encoding.zero_grad()
-        outputs = rotated(case, encoding.transform(where, 0), torch.float64)
+        outputs = rotated(case, encoding.transform(positions, 0), torch.float64)
         if "grad.q" in outputs:
             outputs |= {f"grad.{n}": p.grad for n, p in encoding.head_basis.named_parameters()}
         yield route, {name: value for name, value in outputs.items() if name in case.output_names}

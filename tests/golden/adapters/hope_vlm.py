@@ -1,4 +1,4 @@
-"""Golden cases of HoPE for vision-language models, by what was drawn and, where that is one number, by the option."""
+"""Golden cases of HoPE for vision-language models, by draws and, if all draws are equal, by the option."""
 
 import torch
 

@@ -35,14 +35,14 @@ def run(case):
     rows, length = slice(first, first + queries), max(keys, first + queries)
     pos = Grid((length,)).positions()
     index = torch.arange(length)
-    apart = index[:, None] - index
-    recorded = (apart >= 0) & (apart < extent) if sliding else apart >= 0
+    offsets = index[:, None] - index
+    visible = (offsets >= 0) & (offsets < extent) if sliding else offsets >= 0
     real = (index < keys).expand(batch, -1)
     growth = encoding.growth(pos, layer)
     tau = torch.ones(1, length) if growth is None else growth
 
     def of_all(x):
-        """Return queries (b, h, length, d) of the complete sequence, of which only those of the case matter."""
+        """Return queries (b, h, length, d) of the complete sequence, of which only those of the case are used."""
         return pad(x, (0, 0, first, length - first - queries))
 
     for backend in ("reference", "sdpa"):
@@ -53,7 +53,7 @@ def run(case):
         bias, transform = encoding.bias(pos, layer, x), transform_of([encoding], pos, layer, x)
         k_all, v_all = (pad(t, (0, 0, 0, length - keys)) for t in (k, v))
         y = vispe.attention(
-            of_all(q), k_all, v_all, bias=bias, transform=transform, attn_mask=recorded, key_padding_mask=real,
+            of_all(q), k_all, v_all, bias=bias, transform=transform, attn_mask=visible, key_padding_mask=real,
             enable_gqa=True, backend=backend,
         )[:, :, rows]  # fmt: skip
         case.backward(cotangent=y)

@@ -27,7 +27,7 @@ def run(case):
 
 
 def _times(text, ratio):
-    """Read what the file says of a parameter, '2*ratio' say."""
+    """Parse the value of a parameter in the file, such as '2*ratio'."""
     factor, star, unit = text.partition("*")
     if (star, unit) != ("*", "ratio"):
         raise ValueError(f"cannot read {text!r}")
@@ -97,13 +97,15 @@ def _attention(case):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, grid, spec = case.config("dim"), case.config("num_heads"), _grid(case), _spec(case)
     weights = {name: case.param(name) for name in case.params}
-    own = {f"pos_enc.{name}" if name.startswith("rpe_") else name: value for name, value in weights.items()}
+    renamed = {
+        f"pos_enc.{name}" if name.startswith("rpe_") else name: value for name, value in weights.items()
+    }
     backends = ("reference",) if "v" in spec["on"] else ("reference", "sdpa")
     for backend in backends:
         layer = vispe.Attention(
             dim, heads, spec, qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params), backend=backend
         )
-        layer.load_state_dict(own)
+        layer.load_state_dict(renamed)
         yield backend, _run_layer(case, layer.double(), lambda x, layer=layer: layer(x, grid))
     for fused in (True, False):
         yield f"timm, fused={fused}", _run_timm(case, spec, weights, grid, fused)
@@ -124,15 +126,15 @@ def _run_timm(case, spec, weights, grid, fused):
         global_pool="",
     )
     vispe.convert(model, spec)
-    rest = {k: v for k, v in model.state_dict().items() if ".attn." not in k}
-    model.load_state_dict({**rest, **{f"blocks.0.attn.{k}": v for k, v in weights.items()}})
+    other_entries = {k: v for k, v in model.state_dict().items() if ".attn." not in k}
+    model.load_state_dict({**other_entries, **{f"blocks.0.attn.{k}": v for k, v in weights.items()}})
     model.double()
     attn = model.blocks[0].attn
     attn.fused_attn = fused
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
+    return _run_layer(case, attn, lambda x: attn(x, attn_mask=captured["attn_mask"]))
 
 
 def _run_layer(case, layer, forward):

@@ -12,7 +12,7 @@ def run(case):
     heads, length = case.config("heads"), case.config("seq_len")
     weighted = case.config("weighted", "wei_a" in case.params)
     for route, pos in positions(length).items():
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "kerple",
             num_heads=heads,
             kernel="log" if "log" in case.config("kind") else "power",
@@ -20,8 +20,8 @@ def run(case):
             eps=case.config("eps"),
             weighted=weighted,
         ).double()
-        made.load_state_dict({NAMES[name]: case.param(name).flatten() for name in case.params})
-        dense, result = made.bias(pos, 0), {}
+        encoding.load_state_dict({NAMES[name]: case.param(name).flatten() for name in case.params})
+        dense, result = encoding.bias(pos, 0), {}
         if weighted:  # products of queries and keys are given as one matrix
             (name,) = case.inputs - {"cotangent"}
             logits = case.input(name).double().requires_grad_()
@@ -31,7 +31,7 @@ def run(case):
             dense = dense.dense()
         dense = dense.tril() if case.config("causal") else dense
         if case.backward(cotangent=dense):
-            result = {f"grad.{n}": made.get_parameter(NAMES[n]).grad for n in case.params}
+            result = {f"grad.{n}": encoding.get_parameter(NAMES[n]).grad for n in case.params}
             result = {n: grad.reshape(case.param(n[5:]).shape) for n, grad in result.items()}
             if weighted:
                 result[f"grad.{name}"] = logits.grad

@@ -20,5 +20,5 @@ def run(case):
 
 
 def _values(shape, options):
-    made = vispe.create_encoding("legendre", axes=len(shape), **options)
-    return made.features(made.place(vispe.Grid(shape).positions()))[0]
+    encoding = vispe.create_encoding("legendre", axes=len(shape), **options)
+    return encoding.features(encoding.place(vispe.Grid(shape).positions()))[0]

@@ -38,13 +38,13 @@ def run(case):
     spatial[:, :cls] = False
     pos = vispe.Positions(coords, spatial)
     q, k = (case.input(name).float().requires_grad_() for name in ("q", "k"))
-    turn = encoding.transform(pos, 0)
-    q_rot, k_rot = turn.query(q), turn.key(k)
-    back = case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
+    transform = encoding.transform(pos, 0)
+    q_rot, k_rot = transform.query(q), transform.key(k)
+    has_grad = case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
     rotation = encoding.rotations(pos)  # (1, h or 1, n, blocks, s, s)
     rotation = rotation.transpose(1, 2).flatten(2, 3)[:, :, None]
     result = {"rotation": rotation, "q_rot": q_rot, "k_rot": k_rot, "grad.q": q.grad, "grad.k": k.grad}
-    if back:
+    if has_grad:
         raw = torch.zeros_like(case.param("generator_raw_params")).float()
         row, col = torch.triu_indices(encoding.width, encoding.width, 1)
         raw[:, 0, :, row, col] = encoding.skew.grad.transpose(0, 1).flatten(1, 2)

@@ -29,6 +29,6 @@ def run(case):
         yield route, {name: value for name, value in result.items() if name in case.output_names}
     # both backends take the wider queries and keys
     q, k, v = torch.randn(3, 2, heads, pos.tokens, width, generator=torch.Generator().manual_seed(0))
-    turn = encoding.transform(pos, 0)
-    outs = [vispe.attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0)
+    outs = [vispe.attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     case.agree("the outputs of the backends", *outs)

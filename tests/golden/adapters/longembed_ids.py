@@ -19,15 +19,17 @@ def run(case):
     rates = inverse_frequencies(q.shape[-1], case.config("base"), torch.float64)
     at = torch.arange(q.shape[2])
 
-    def turn(ids):
+    def rotate(ids):
         angle = (ids[:, None] * rates)[None, None]
         return PairRotation(angle.cos(), angle.sin(), layout)
 
     row, column = self_extend(at, group, window)
-    result = {"q_near": turn(at).query(q), "k_near": turn(at).key(k)}
-    result |= {"q_group": turn(row).query(q), "k_group": turn(column).key(k)}
-    where = at[None, :, None].double()
-    both = SelfExtendScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
+    result = {"q_near": rotate(at).query(q), "k_near": rotate(at).key(k)}
+    result |= {"q_group": rotate(row).query(q), "k_group": rotate(column).key(k)}
+    coords = at[None, :, None].double()
+    both = SelfExtendScores(coords, coords, rates[None, None], group, window, layout).dense(
+        q=q, k=k, scale=1.0
+    )
     yield "scores", {**result, "scores": both.tril()}
     heads, tokens, width = q.shape[1:]
     facts = {"dim": heads * width, "num_heads": heads, "temperature": case.config("base"), "layout": layout}

@@ -1,4 +1,4 @@
-"""Golden cases of LookHere: the biases of all layers, directly, as tables, and as masks that attention takes."""
+"""Golden cases of LookHere: the biases of all layers, directly, as tables, and as attention masks."""
 
 import torch
 
@@ -11,7 +11,7 @@ def run(case):
     if case.config("fill_with") not in ("inf", "-inf"):
         raise ValueError("keys out of sight have -inf here")
     depth, heads = case.config("depth"), case.config("heads")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "lookhere",
         num_heads=heads,
         depth=depth,
@@ -22,7 +22,7 @@ def run(case):
     )
     grid = vispe.Grid(case.config("grid"))
     pos = grid.positions()
-    biases = [made.bias(pos, layer) for layer in range(depth)]
+    biases = [encoding.bias(pos, layer) for layer in range(depth)]
     yield "dense", {"bias": torch.cat([b.dense() for b in biases])}
     yield "table", {"bias": torch.cat([_by_cells(b.table(grid), pos)[None] for b in biases])}
 

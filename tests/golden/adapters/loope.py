@@ -21,10 +21,10 @@ def _orders(case):
     case.ignore("start", "a sentence: the first cell")
     if case.config("index_base") != 1 or not case.config("major_axis").startswith("x (width) always"):
         raise ValueError("the case numbers cells in another way")
-    made = vispe.create_encoding("loope.static", dim=2)
+    encoding = vispe.create_encoding("loope.static", dim=2)
     result = {}
     for h, w in case.input("sizes_hw").tolist():
-        order = made.static(vispe.Grid((h, w)).positions()).reshape(h, w)
+        order = encoding.static(vispe.Grid((h, w)).positions()).reshape(h, w)
         result[f"index_{h}x{w}"] = order.to(torch.int64)
     yield "order", result
 
@@ -40,8 +40,8 @@ def _static(case):
     pos = vispe.Grid((h, w), prefix=1).positions()
     result = {}
     for order, name in (("gilbert", "hilbert_pe"), ("raster", "sincos1d_pe")):
-        made = vispe.create_encoding("loope", dim=case.config("dim"), order=order, **options)
-        result[name] = made.table(pos)
+        encoding = vispe.create_encoding("loope", dim=case.config("dim"), order=order, **options)
+        result[name] = encoding.table(pos)
     yield "table", {name: value for name, value in result.items() if name in case.output_names}
 
 
@@ -60,32 +60,32 @@ def _released(case):
     train = case.config("mode") == "train"
     # in training batch norm cancels most of the gradients before it, so that the float32 of the case shows
     for dtype in (torch.float32,) if train else (torch.float32, torch.float64):
-        made = vispe.create_encoding(
+        encoding = vispe.create_encoding(
             "loope.released", dim=case.config("dim"), grid=grid.shape, exact=dtype == torch.float64
         )
         state = {name: case.param(name) for name in case.params}
-        made.rename_checkpoint_keys(state, "", "")
-        made.load_state_dict(state)
-        made.to(dtype).train(train)
+        encoding.rename_checkpoint_keys(state, "", "")
+        encoding.load_state_dict(state)
+        encoding.to(dtype).train(train)
         image = case.input("image").to(dtype).requires_grad_()
         pos = grid.positions()
-        table = made.table(pos, image)
-        mean, var = (made.network.norm[f"running_{n}"].clone() for n in ("mean", "var"))
+        table = encoding.table(pos, image)
+        mean, var = (encoding.network.norm[f"running_{n}"].clone() for n in ("mean", "var"))
         case.backward(cotangent=table)
-        shift = made.shift(pos, image)
+        shift = encoding.shift(pos, image)
         actual = {
             "pos_embed": table,
             "context_bias": shift,
-            "positions": made.static(pos) + shift,
+            "positions": encoding.static(pos) + shift,
             "grad.image_corner": None if image.grad is None else image.grad[..., :8, :8],
             "bn_running_mean_after": mean,
             "bn_running_var_after": var,
         }
         for i in range(5):
             for last in ("weight", "bias"):
-                actual[f"grad.art_conv.{2 * i}.{last}"] = getattr(made.network.convs[i], last).grad
+                actual[f"grad.art_conv.{2 * i}.{last}"] = getattr(encoding.network.convs[i], last).grad
         for last in ("weight", "bias"):
-            actual[f"grad.art_conv.10.{last}"] = made.network.norm[last].grad
-        actual["grad.art_conv.12.weight"] = made.network.linear.weight.grad
-        actual["grad.cls_token"] = made.vector.grad
+            actual[f"grad.art_conv.10.{last}"] = encoding.network.norm[last].grad
+        actual["grad.art_conv.12.weight"] = encoding.network.linear.weight.grad
+        actual["grad.cls_token"] = encoding.vector.grad
         yield str(dtype), {name: value for name, value in actual.items() if name in case.output_names}

@@ -1,4 +1,4 @@
-"""Golden cases of logits behind a causal mask, in a stack without parameters."""
+"""Golden cases of logits under a causal mask, in a stack without parameters."""
 
 from vispe.evaluate.attention.causal_mask import stack_scores, without_offsets
 

@@ -1,4 +1,4 @@
-"""Golden cases of the rotation of Meissonic and Flux: axes own consecutive channels, text stands in the corner."""
+"""Golden cases of the rotation of Meissonic and Flux: axes have consecutive channels, text is in the corner."""
 
 import torch
 
@@ -28,6 +28,6 @@ def run(case):
         yield "ids", _outputs(case, video.transform(vispe.Positions(case.input("ids").float()), 0))
 
 
-def _outputs(case, turn):
-    tables = {name: getattr(turn, name)[0, 0].repeat_interleave(2, -1) for name in ("cos", "sin")}
-    return tables | rotated(case, turn)
+def _outputs(case, transform):
+    tables = {name: getattr(transform, name)[0, 0].repeat_interleave(2, -1) for name in ("cos", "sin")}
+    return tables | rotated(case, transform)

@@ -65,12 +65,12 @@ def stream_of(case, seconds=None):
 
 
 def delta_of(case):
-    """Return which end of a sequence the rotary delta is counted from, and whether padding counts."""
+    """Return the end of the sequence that is the origin of the rotary delta, and whether padding counts."""
     return DELTAS[case.config("rope_delta_convention")]
 
 
 def outputs(case, result, delta):
-    """Return positions, tables, rotated queries and keys, and gradients, as far as the case asks for them."""
+    """Return positions, tables, rotated queries and keys, and gradients, as requested by the case."""
     heads, kv_heads = case.config("num_heads"), case.config("num_key_value_heads")
     q, k = (case.input(name).requires_grad_() for name in "qk")
     if (q.shape[1], k.shape[1]) != (heads, kv_heads):
@@ -78,8 +78,8 @@ def outputs(case, result, delta):
     frequencies = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     axis = result.scheme.allocation(len(frequencies), kv_heads)
     ids = result.ids.float()  # the references have no other
-    turn = rotation(ids, frequencies, axis)
-    rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    rotary = rotation(ids, frequencies, axis)
+    rotated = {"q_rot": rotary.query(q), "k_rot": rotary.key(k)}
     case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     cos, sin = (t.tile(2) for t in tables(ids, frequencies, axis))
     requested = {

@@ -13,19 +13,21 @@ def run(case):
         "box": (low, high),
         "eps": case.config("eps", 1e-6),
     }
-    made = vispe.create_encoding("neuda", dim=axes * (1 + 2 * levels), axes=axes, project=False, **options)
-    if list(made.scales) != list(case.config("scales", list(made.scales))):
-        raise ValueError(f"the case has scales {case.config('scales')}, the encoding {list(made.scales)}")
-    made.load_state_dict({"anchors": case.param("anchors")})
+    encoding = vispe.create_encoding(
+        "neuda", dim=axes * (1 + 2 * levels), axes=axes, project=False, **options
+    )
+    if list(encoding.scales) != list(case.config("scales", list(encoding.scales))):
+        raise ValueError(f"the case has scales {case.config('scales')}, the encoding {list(encoding.scales)}")
+    encoding.load_state_dict({"anchors": case.param("anchors")})
     for route in ("encode", "table"):
-        made.zero_grad()
+        encoding.zero_grad()
         points = case.input("xyz").requires_grad_()
         if route == "encode":
-            y = made.encode(points)
+            y = encoding.encode(points)
         else:
-            free = vispe.create_encoding({**made.config, "normalize": False})
-            free.anchors = made.anchors
+            free = vispe.create_encoding({**encoding.config, "normalize": False})
+            free.anchors = encoding.anchors
             y = free.table(vispe.Positions(points))[0]
         case.backward(cotangent=y)
-        result = {"y": y, "grad.anchors": made.anchors.grad, "grad.xyz": points.grad}
+        result = {"y": y, "grad.anchors": encoding.anchors.grad, "grad.xyz": points.grad}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

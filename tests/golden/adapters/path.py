@@ -1,4 +1,4 @@
-"""Golden cases of PaTH: attention and gradients for steps, strengths and gates that are given."""
+"""Golden cases of PaTH: attention and gradients for explicit steps, strengths and gates."""
 
 import vispe
 from vispe.encodings.bias.content.path import PathScores

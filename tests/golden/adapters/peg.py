@@ -1,4 +1,4 @@
-"""Golden cases of the position encoding generator: the convolution alone, with a class token, and in whole ViTs.
+"""Golden cases of the position encoding generator: the convolution, with a class token, and in ViTs.
 
 Modules run in float32 and in float64, ViTs converted and with the encoding called between stock blocks.
 """
@@ -28,18 +28,18 @@ def _module(case):
     if case.config("residual", stride == 1) != (stride == 1):
         raise ValueError("the identity term belongs to stride 1")
     for dtype in (torch.float32, torch.float64):
-        made = vispe.create_encoding("peg", dim=dim, kernel_size=kernel)
+        encoding = vispe.create_encoding("peg", dim=dim, kernel_size=kernel)
         state = {f"pos_block.0.{name}": case.param(name) for name in case.params}
-        made.rename_checkpoint_keys(state, "", "")
-        made.load_state_dict(state)
-        made.to(dtype)
+        encoding.rename_checkpoint_keys(state, "", "")
+        encoding.load_state_dict(state)
+        encoding.to(dtype)
         x = case.input("x").to(dtype).requires_grad_()
         pos = grid.positions()
-        y = made.mix(x, pos, 0) if stride == 1 else made.shrink(x, pos, 0, stride)[0]
+        y = encoding.mix(x, pos, 0) if stride == 1 else encoding.shrink(x, pos, 0, stride)[0]
         case.backward(cotangent=y)
         actual = {"y": y, "grad.x": x.grad}
         for name in case.params:
-            actual[f"grad.{name}"] = getattr(made.proj[0], name.rpartition(".")[2]).grad
+            actual[f"grad.{name}"] = getattr(encoding.proj[0], name.rpartition(".")[2]).grad
         yield str(dtype), {name: value for name, value in actual.items() if name in case.output_names}
 
 
@@ -50,8 +50,8 @@ def _vit(case):
     images = range(len(case.config("image_sizes")))
     weights, pegs = {}, {}
     for name in case.params:
-        whose, _, rest = name.partition(".")
-        (weights if whose == "vit" else pegs)[rest] = case.param(name)
+        prefix, _, suffix = name.partition(".")
+        (weights if prefix == "vit" else pegs)[suffix] = case.param(name)
     named = {int(name.partition(".")[0]) for name in pegs}
     if named == set(after) and named != set(range(len(after))):  # numbered by block, not in order
         order = {str(layer): str(i) for i, layer in enumerate(after)}

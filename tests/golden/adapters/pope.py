@@ -28,15 +28,15 @@ def run(case):
         if q.shape != (case.config("B"), heads, case.config("N"), width):
             raise ValueError(f"q is {tuple(q.shape)}")
         encoding.zero_grad()
-        turn = encoding.transform(pos, 0)
-        result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        transform = encoding.transform(pos, 0)
+        result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         result["scores"] = result["q_rot"] @ result["k_rot"].mT
         if case.backward(cotangent=result["scores"]):
             result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.bias": encoding.bias.grad}
         yield route, {name: value for name, value in result.items() if name in case.output_names}
     # backends take heads as wide as these
     q, k = case.input("q").double(), case.input("k").double()
-    outs = [vispe.attention(q, k, q, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    outs = [vispe.attention(q, k, q, transform=transform, backend=b) for b in ("reference", "sdpa")]
     case.agree("the outputs of the backends", *outs)
     weights = (result["scores"].detach() * width**-0.5).softmax(-1)
     case.agree("the output of attention and that of its scores", outs[0], torch.matmul(weights, q))

@@ -1,4 +1,4 @@
-"""Golden cases of the search for channels that run with the position."""
+"""Golden cases of the search for channels that correlate with the position."""
 
 from vispe.evaluate.features.position_channels import search
 

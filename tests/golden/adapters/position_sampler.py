@@ -30,8 +30,8 @@ def _sinusoid(case, pos):
     rotary = vispe.create_encoding(
         "rope_axial", dim=dim, num_heads=1, temperature=case.config("max_time"), split=(dim // 2,)
     )
-    turn = rotary.transform(pos, 0)
-    return {"table": torch.cat([turn.sin[0, 0], turn.cos[0, 0]], -1)}
+    transform = rotary.transform(pos, 0)
+    return {"table": torch.cat([transform.sin[0, 0], transform.cos[0, 0]], -1)}
 
 
 def _rotary(case, pos):
@@ -71,7 +71,7 @@ def _offsets(case):
 
 
 def _longer(draws, count):
-    """Return draws with further ones behind the last, where one side of a rectangle is shorter."""
+    """Return draws extended after the last one, for the shorter side of a rectangle."""
     largest = draws.amax() if len(draws) else 0  # one token has no offsets
-    rest = torch.arange(1, count - len(draws) + 1) + largest
-    return torch.cat([draws, rest]).to(torch.float32)
+    longer = torch.arange(1, count - len(draws) + 1) + largest
+    return torch.cat([draws, longer]).to(torch.float32)

@@ -32,9 +32,9 @@ def run(case):
     for spec in ("psc+rope_axial", "rope_axial+psc"):
         both = vispe.create_encoding(spec, dim=heads * width, num_heads=heads).double()
         next(e for e in both.parts() if e.name == "psc").load_state_dict(encoding.state_dict())
-        turn = both.transform(pos, 0)
+        transform = both.transform(pos, 0)
         outs += [
-            vispe.attention(x, x.flip(-1), x.flip(-2), transform=turn, backend=b)
+            vispe.attention(x, x.flip(-1), x.flip(-2), transform=transform, backend=b)
             for b in ("reference", "sdpa")
         ]
     for out in outs[1:]:

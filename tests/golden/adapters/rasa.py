@@ -1,4 +1,4 @@
-"""Golden cases of RASA: removal of given rounds, the loss of one round, and the joint projection."""
+"""Golden cases of RASA: removal in rounds, the loss of one round, and the joint projection."""
 
 import torch
 
@@ -23,7 +23,7 @@ def leaf(tensor):
 
 
 def checked_sizes(case, x, weights=None):
-    """Read the sizes that the configuration states, and compare them with the arrays."""
+    """Read the sizes of the configuration, and compare them with the arrays."""
     sizes = dict(zip(("batch", "tokens", "dim"), x.shape, strict=True))
     if weights is not None:
         sizes |= dict(zip(("rounds", "outputs"), weights.shape[:2], strict=True))
@@ -36,11 +36,11 @@ def removed(case):
     x, weights = leaf(case.input("x")), leaf(case.param("weights"))
     checked_sizes(case, x, weights)
     directions = round_directions(weights)
-    rest, last = remove_rounds(x, directions)
-    outputs = {"x": rest, "last_position": last, "directions": directions}
+    residual, last = remove_rounds(x, directions)
+    outputs = {"x": residual, "last_position": last, "directions": directions}
     outputs["projector"] = authors_projector(directions)
     if "cotangent" in case.inputs:
-        rest.backward(case.input("cotangent").double())
+        residual.backward(case.input("cotangent").double())
         outputs |= {
             "grad.x": x.grad,
             "grad.weights": torch.zeros_like(weights) if weights.grad is None else weights.grad,

@@ -54,22 +54,22 @@ def _run(case, backend, axis):
     line = slice(None) if axis is None else (torch.arange(rows), spec["clip"][0])[:: 1 - 2 * axis]
     sides = (rows,) if axis is None else (rows, rows)
     with torch.no_grad():
-        for name, own in mine.items():
+        for name, parameter in mine.items():
             if name == TABLE:
                 table.reshape(*sides, -1)[line] = case.param(name).double()
             else:
-                layer.get_parameter(own).copy_(case.param(name))
+                layer.get_parameter(parameter).copy_(case.param(name))
     x = case.input("x").double().requires_grad_()
     if x.shape[0] != case.config("B"):
         raise ValueError(f"{x.shape[0]} samples, not {case.config('B')}")
     grid = vispe.Grid(shape)
     y = layer(x, grid)
-    back = case.backward(cotangent=y)
+    has_grad = case.backward(cotangent=y)
     result = {"y": y, "weights": _weights(layer, x, grid)}
-    if back:
+    if has_grad:
         result["grad.x"] = x.grad
-        for name, own in mine.items():
-            grad = layer.get_parameter(own).grad
+        for name, parameter in mine.items():
+            grad = layer.get_parameter(parameter).grad
             result[f"grad.{name}"] = grad.reshape(*sides, -1)[line] if name == TABLE else grad
     return {name: value for name, value in result.items() if name in case.output_names}
 

@@ -1,4 +1,4 @@
-"""Golden cases of rotary encodings of grids: axial and mixed (rope-vit) and DINOv3, alone and in attention."""
+"""Golden cases of rotary encodings of grids: axial and mixed (rope-vit) and DINOv3, as tables and in attention."""
 
 import torch
 from timm.models import VisionTransformer
@@ -30,13 +30,13 @@ def _grid(case, prefix):
 
 def _axial(case):
     prefix = case.config("prefix_tokens", 0)
-    turn = _build(case, "rope_axial", temperature=case.config("theta", 100.0)).transform(
+    transform = _build(case, "rope_axial", temperature=case.config("theta", 100.0)).transform(
         _grid(case, prefix).positions(), 0
     )
     q, k = (case.input(name).requires_grad_() for name in "qk")
-    rotated = turn.query(q), turn.key(k)
+    rotated = transform.query(q), transform.key(k)
     scores = rotated[0] @ rotated[1].transpose(-1, -2)
-    result = {"cos": turn.cos[0, 0, prefix:], "sin": turn.sin[0, 0, prefix:], "scores": scores}
+    result = {"cos": transform.cos[0, 0, prefix:], "sin": transform.sin[0, 0, prefix:], "scores": scores}
     result |= {"q_rot": rotated[0], "k_rot": rotated[1]}
     if case.backward(cotangent=scores):
         result |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -53,11 +53,11 @@ def _mixed(case):
     for layer, freqs in enumerate(case.param("freqs").unbind(1)):
         layers.append(_build(case, "rope_mixed", **options))
         layers[-1].load_state_dict({"freqs": freqs})
-        turn = layers[-1].transform(pos, layer)
-        rotated = turn.query(q), turn.key(k)
+        transform = layers[-1].transform(pos, layer)
+        rotated = transform.query(q), transform.key(k)
         result |= {f"q_rot{layer}": rotated[0], f"k_rot{layer}": rotated[1]}
-        result.setdefault("cos", []).append(turn.cos[0, :, prefix:])
-        result.setdefault("sin", []).append(turn.sin[0, :, prefix:])
+        result.setdefault("cos", []).append(transform.cos[0, :, prefix:])
+        result.setdefault("sin", []).append(transform.sin[0, :, prefix:])
         if "cotangent" in case.inputs:
             scores = rotated[0] @ rotated[1].transpose(-1, -2)
             loss = loss + (scores * case.input("cotangent")[layer]).sum()
@@ -92,12 +92,12 @@ def _dinov3(case):
         raise ValueError("the case does not give every draw")
     prefix = case.config("num_prefix_tokens", 0)
     pos = encoding.prepare(_grid(case, prefix).positions(), draws=draws)
-    turn = encoding.transform(pos, 0)
-    result = {name: getattr(turn, name)[0, 0, prefix:].repeat(1, 2) for name in ("cos", "sin")}
+    transform = encoding.transform(pos, 0)
+    result = {name: getattr(transform, name)[0, 0, prefix:].repeat(1, 2) for name in ("cos", "sin")}
     result["periods"] = encoding.periods()
     if "q" in case.inputs:
         q, k = (case.input(name).requires_grad_() for name in "qk")
-        result |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        result |= {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
         if case.backward(cotangent=result["scores"]):
             result |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -120,10 +120,10 @@ def _attention(case, kind):
     grid = _grid(case, prefix)
     spec = {"name": f"rope_{kind}", "temperature": case.config("theta")}
     weights = {name: case.param(name) for name in case.params - {"freqs"}}
-    own = {"pos_enc.freqs": case.param("freqs")[:, 0]} if kind == "mixed" else {}
+    encoding_params = {"pos_enc.freqs": case.param("freqs")[:, 0]} if kind == "mixed" else {}
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, backend=backend)
-        layer.load_state_dict({**weights, **own})
+        layer.load_state_dict({**weights, **encoding_params})
         layer.double()
         yield backend, _run_layer(case, layer, lambda x, layer=layer: layer(x, grid))
     model = VisionTransformer(
@@ -140,12 +140,12 @@ def _attention(case, kind):
     )
     vispe.convert(model, spec)
     attn = model.blocks[0].attn
-    attn.load_state_dict({**weights, **own})
+    attn.load_state_dict({**weights, **encoding_params})
     model.double()
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    yield "timm", _run_layer(case, attn, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
+    yield "timm", _run_layer(case, attn, lambda x: attn(x, attn_mask=captured["attn_mask"]))
 
 
 def _run_layer(case, layer, forward):

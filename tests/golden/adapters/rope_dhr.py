@@ -1,4 +1,4 @@
-"""Golden cases of RoPE-DHR, with the order of tiles and the positions that the reference takes."""
+"""Golden cases of RoPE-DHR, with the order of tiles and the positions of the reference."""
 
 from vispe.multimodal import Image, Stream, create_scheme
 from vispe.multimodal.schemes.rope_dhr import SHRINK, media_ids

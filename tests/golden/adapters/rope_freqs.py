@@ -1,4 +1,4 @@
-"""Golden cases of frequency schedules. The references make cos and sin with halves joined, in float32."""
+"""Golden cases of frequency schedules. The references compute cos and sin with concatenated halves, in float32."""
 
 import torch
 
@@ -18,8 +18,8 @@ def run(case):
     yield "float32", ROUTES[case.config("method")](case)
 
 
-def _ignore(case, *but):
-    for key in MADE.keys() - set(but):
+def _ignore(case, *names):
+    for key in MADE.keys() - set(names):
         case.ignore(key, MADE[key])
 
 

@@ -28,8 +28,8 @@ def run(case):
     expected = positions.double()[..., None] * case.param("inv_freq").double()
     case.agree("the angles", encoding.angles(pos)[:, 0], expected.expand(1, *expected.shape[-2:]))
     q, k = (t.clone().requires_grad_() for t in inputs.values())
-    turn = encoding.transform(pos, 0)
-    actual = {"q_rot": turn.query(q.repeat_interleave(times, 1)), "k_rot": turn.key(k)}
+    transform = encoding.transform(pos, 0)
+    actual = {"q_rot": transform.query(q.repeat_interleave(times, 1)), "k_rot": transform.key(k)}
     actual["scores"] = actual["q_rot"] @ actual["k_rot"].repeat_interleave(heads // k.shape[1], 1).mT
     if case.backward(cotangent=actual["scores"]):
         actual |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -40,6 +40,6 @@ def run(case):
     expected = (actual["scores"] * width**-0.5).softmax(-1) @ wide
     for backend in ("reference", "sdpa"):
         out = vispe.attention(
-            q.repeat_interleave(times, 1), k, v, transform=turn, enable_gqa=True, backend=backend
+            q.repeat_interleave(times, 1), k, v, transform=transform, enable_gqa=True, backend=backend
         )
         case.agree(f"the output of {backend}", out, expected)

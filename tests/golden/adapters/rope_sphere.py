@@ -29,10 +29,10 @@ def run(case):
     routes = {"grid": pos}
     coordinates = vispe.Positions(pos.coords.double(), pos.spatial)
     routes["coordinates"] = coordinates
-    for route, where in routes.items():
+    for route, positions in routes.items():
         encoding.zero_grad()
-        outputs = rotated(case, encoding.transform(where, 0), torch.float64)
-        outputs["rotation"] = encoding.rotations(where)[0, :, prefix:]
+        outputs = rotated(case, encoding.transform(positions, 0), torch.float64)
+        outputs["rotation"] = encoding.rotations(positions)[0, :, prefix:]
         if "grad.q" in outputs:
             outputs["grad.freqs"] = encoding.freqs.grad
             if "axes" in case.params:

@@ -60,6 +60,6 @@ def _rotated(case, encoding, heads):
 
 
 def _positions(shape, spacing):
-    """Return positions on a grid; spacings that `Grid` refuses are those of free coordinates."""
+    """Return positions on a grid; spacings that `Grid` rejects are passed as free coordinates."""
     pos, step = vispe.Grid(tuple(shape)).positions(), torch.tensor(spacing, dtype=torch.float64)
     return vispe.Positions(pos.coords.double() * step, cell=step[None])

@@ -1,4 +1,4 @@
-"""Golden cases of Selective RoPE: angles read from the tokens, turned queries and keys, and gradients."""
+"""Golden cases of Selective RoPE: content-dependent angles, rotated queries and keys, and gradients."""
 
 import torch
 from torch.func import functional_call
@@ -47,8 +47,8 @@ def run(case):
         raise ValueError(f"the rank is {rank}")
     gate = any(name.startswith("phase_gate_proj.") for name in case.params)
     drift = "phi_bias" in case.params
-    has = {"use_gate": gate, "use_bias": drift, "use_phi_bias": drift}
-    if any(case.config(key, expected) != expected for key, expected in has.items()):
+    flags = {"use_gate": gate, "use_bias": drift, "use_phi_bias": drift}
+    if any(case.config(key, expected) != expected for key, expected in flags.items()):
         raise ValueError("the options are not those of the parameters")
     skip = "phi_conv1d.weight" not in case.params
     if case.config("skip_conv", skip) != skip:
@@ -88,35 +88,41 @@ def run(case):
     ).double()
     for theirs in case.params - set(LOW if low else ()):
         with torch.no_grad():
-            own = encoding.get_parameter(NAMES[theirs])
-            own.copy_(_shared(case.param(theirs), own))
+            parameter = encoding.get_parameter(NAMES[theirs])
+            parameter.copy_(_shared(case.param(theirs), parameter))
     maps = [case.param(name).double().requires_grad_() for name in LOW] if low else []
     pos = vispe.Grid((length,)).positions()
     q, k, x = (case.input(name).double().requires_grad_() for name in "qkx")
     if q.shape != (case.config("B"), length, heads, width):
         raise ValueError(f"q is {tuple(q.shape)}")
     inputs = {"gate_proj.weight": maps[1] @ maps[0], "gate_proj.bias": maps[2]} if low else {}
-    turn = functional_call(_Transform(encoding), {f"encoding.{k}": v for k, v in inputs.items()}, (pos, x))
-    rotated = turn.query(q.transpose(1, 2)), turn.key(k.transpose(1, 2))
+    transform = functional_call(
+        _Transform(encoding), {f"encoding.{k}": v for k, v in inputs.items()}, (pos, x)
+    )
+    rotated = transform.query(q.transpose(1, 2)), transform.key(k.transpose(1, 2))
     actual = {"q_rot": rotated[0].transpose(1, 2), "k_rot": rotated[1].transpose(1, 2)}
     actual["scores"] = rotated[0] @ rotated[1].mT
     if case.backward(cotangent=actual["scores"]):
         actual |= {"grad.q": q.grad, "grad.k": k.grad, "grad.x": x.grad}
         actual |= {f"grad.{name}": value.grad for name, value in zip(LOW, maps, strict=False)}
         for theirs in case.params - set(LOW if low else ()):
-            own, inputs = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
-            actual[f"grad.{theirs}"] = own.grad.sum_to_size(_shared(inputs, own).shape).reshape(inputs.shape)
+            parameter, inputs = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
+            actual[f"grad.{theirs}"] = parameter.grad.sum_to_size(_shared(inputs, parameter).shape).reshape(
+                inputs.shape
+            )
     yield "scan", {name: value for name, value in actual.items() if name in case.output_names}
     outs = [
-        vispe.attention(*(t.transpose(1, 2) for t in (q, k, q)), transform=turn, is_causal=True, backend=b)
+        vispe.attention(
+            *(t.transpose(1, 2) for t in (q, k, q)), transform=transform, is_causal=True, backend=b
+        )
         for b in ("reference", "sdpa")
     ]
     case.agree("the outputs of the backends", *outs)
 
 
-def _shared(inputs, own):
-    """Return a parameter in the shape of ours, or one that broadcasts to it where heads or pairs share values."""
-    if inputs.numel() == own.numel():
-        return inputs.reshape(own.shape)
-    heads, pairs = own.shape
+def _shared(inputs, parameter):
+    """Return a parameter in the shape of `parameter`, or one that broadcasts to it if heads or pairs share values."""
+    if inputs.numel() == parameter.numel():
+        return inputs.reshape(parameter.shape)
+    heads, pairs = parameter.shape
     return inputs.reshape({pairs: (1, pairs), heads: (heads, 1), 1: (1, 1)}[inputs.numel()])

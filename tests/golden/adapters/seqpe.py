@@ -105,15 +105,15 @@ def _attention(case):
         "out_dim": width,
     }
     weights = {n: case.param(n) for n in case.params if not n.startswith("pe_qk")}
-    own = {n.replace("pe_qk", "pe_qk.0"): case.param(n) for n in case.params - set(weights)}
-    if not own:  # the vectors have been projected already
-        own = {"pe_qk.0.weight": torch.eye(width)}
-    own.setdefault("pe_qk.0.bias", torch.zeros(len(own["pe_qk.0.weight"])))
-    own = {f"pos_enc.{n}": value for n, value in own.items()}
+    encoding_params = {n.replace("pe_qk", "pe_qk.0"): case.param(n) for n in case.params - set(weights)}
+    if not encoding_params:  # the vectors have been projected already
+        encoding_params = {"pe_qk.0.weight": torch.eye(width)}
+    encoding_params.setdefault("pe_qk.0.bias", torch.zeros(len(encoding_params["pe_qk.0.weight"])))
+    encoding_params = {f"pos_enc.{n}": value for n, value in encoding_params.items()}
     bias = "qkv.bias" in weights
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, backend=backend)
-        _load(layer, {**weights, **own})
+        _load(layer, {**weights, **encoding_params})
         yield backend, _run_layer(case, layer, layer.pos_enc, lambda x, pos, layer=layer: layer(x, pos))
     n = case.input("x").shape[1]
     model = VisionTransformer(
@@ -130,12 +130,12 @@ def _attention(case):
     vispe.convert(model, spec)
     attn, encoding = model.blocks[0].attn, model.pos_enc
     _load(attn, weights)
-    _load(encoding, {name.removeprefix("pos_enc."): value for name, value in own.items()})
+    _load(encoding, {name.removeprefix("pos_enc."): value for name, value in encoding_params.items()})
     model.double()
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(1, 3, 1, n).double())
-    context = recorded["attn_mask"]
+    context = captured["attn_mask"]
 
     def forward(x, pos):
         mine = type(context)(pos, context.encodings, context.mask, context.is_causal)

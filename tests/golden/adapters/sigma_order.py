@@ -1,4 +1,4 @@
-"""Golden cases of orders: random ones from keys, and breadth-first bisection behind a prompt."""
+"""Golden cases of orders: random ones from keys, and breadth-first bisection after a prompt."""
 
 import torch
 
@@ -20,9 +20,9 @@ def run(case):
     yield "tokens", {"order": order, "inputs": inputs, "targets": targets}
     # the same by positions: each entry has its own position and that of the next
     pos = reorder_positions(vispe.Grid((x.shape[1],)).positions(), order)
-    here, after = pos.index, pos.attrs[TARGET_CELL].values
-    inputs, targets = (x.gather(1, cells[:, :-1].expand(len(x), -1)) for cells in (here, after))
-    yield "positions", {"order": here.expand(x.shape), "inputs": inputs, "targets": targets}
+    current, after = pos.index, pos.attrs[TARGET_CELL].values
+    inputs, targets = (x.gather(1, cells[:, :-1].expand(len(x), -1)) for cells in (current, after))
+    yield "positions", {"order": current.expand(x.shape), "inputs": inputs, "targets": targets}
 
 
 def _order(case):

@@ -1,4 +1,4 @@
-"""Golden cases of the prior of slots: its index, and attention calibrated by it."""
+"""Golden cases of the prior of slots: its index, and calibrated attention."""
 
 from vispe.hosts.slot_calibration import calibrate, psi
 

@@ -6,8 +6,8 @@ from vispe.evaluate.features.spectrum import alpha_req, eigenspectrum, rankme, s
 
 
 def run(case):
-    what = case.config("what")
-    if what == "alpha_req":
+    kind = case.config("what")
+    if kind == "alpha_req":
         x = case.input("x")
         shares = eigenspectrum(x)
         result = {
@@ -15,7 +15,7 @@ def run(case):
             "alpha": np.array([alpha_req(shares, case.config("first"), case.config("last"))]),
             "rankme": np.array([rankme(x)]),
         }
-    elif what == "stable_rank":
+    elif kind == "stable_rank":
         result = {"stable_rank": np.array([stable_rank(case.input("x"))])}
     else:
         table = case.input("table")
@@ -26,4 +26,4 @@ def run(case):
             "width": np.array([wide]),
             "stable_rank": np.array([stable_rank(rows)]),
         }
-    yield what, {name: value for name, value in result.items() if name in case.output_names}
+    yield kind, {name: value for name, value in result.items() if name in case.output_names}

@@ -1,6 +1,6 @@
-"""Golden cases of circulant STRING: turned queries and keys, their products, and gradients.
+"""Golden cases of circulant STRING: rotated queries and keys, their products, and gradients.
 
-Of the coefficients c of a case, ours are the differences of c[m] and c[s - m], which alone have an effect.
+Of the coefficients c of a case, only the differences of c[m] and c[s - m] have an effect, which are ours.
 """
 
 import math
@@ -28,12 +28,12 @@ def run(case):
     for route, pos in routes.items():
         encoding.zero_grad()
         q, k = (case.input(name).double().requires_grad_() for name in "qk")
-        turn = encoding.transform(pos, 0)
-        result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        transform = encoding.transform(pos, 0)
+        result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
         if case.backward(cotangent=result["scores"]):
-            spread = torch.zeros_like(coeffs)
-            spread[..., 1 : count + 1] = encoding.odd.grad
-            spread[..., size - count :] = -encoding.odd.grad.flip(-1)
-            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": spread}
+            grad_coeffs = torch.zeros_like(coeffs)
+            grad_coeffs[..., 1 : count + 1] = encoding.odd.grad
+            grad_coeffs[..., size - count :] = -encoding.odd.grad.flip(-1)
+            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": grad_coeffs}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -19,14 +19,14 @@ def _bias(case, rel, axes, causal, count, far):
     queries, keys = -rel[:, 0], rel[0] - rel[0, 0]
     case.agree("the relative positions", keys[None] - queries[:, None], rel)
     heads = case.config("heads")
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "t5", num_heads=heads, axes=axes, num_buckets=count, max_distance=far, causal=causal
     ).double()
     with torch.no_grad():  # the last axis is the line; on others all tokens are level
-        made.table.zero_()[-1] = case.param("table")
+        encoding.table.zero_()[-1] = case.param("table")
     positions = [torch.cat([torch.zeros(len(t), axes - 1), t[:, None].float()], 1) for t in (queries, keys)]
     requested, read = (vispe.Positions(p) for p in positions)
-    dense = made.bias(requested, 0).dense(requested, read)[0]
+    dense = encoding.bias(requested, 0).dense(requested, read)[0]
     case.backward(cotangent=dense)
-    result = {"bias": dense, "grad.table": None if made.table.grad is None else made.table.grad[-1]}
+    result = {"bias": dense, "grad.table": None if encoding.table.grad is None else encoding.table.grad[-1]}
     return {name: value for name, value in result.items() if name in case.output_names}

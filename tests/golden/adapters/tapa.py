@@ -18,9 +18,9 @@ def run(case):
         else {"": shape, " in a plane": (1, *shape), " in space": (1, *shape, 1)}
     )
     for backend in ("reference", "sdpa"):
-        for place, grid in shapes.items():
+        for suffix, grid in shapes.items():
             pos = vispe.Grid(grid).positions()
-            yield backend + place, _run(case, encoding.bias(pos, 0), backend)
+            yield backend + suffix, _run(case, encoding.bias(pos, 0), backend)
 
 
 def _run(case, bias, backend):

@@ -1,4 +1,4 @@
-"""Golden cases of TAPE: stacks of whole blocks, their tables, and gradients of everything."""
+"""Golden cases of TAPE: stacks of blocks, their tables, and all gradients."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Golden cases of the relative attention of Transformer-XL and XLNet: queries, keys and values are given."""
+"""Golden cases of the relative attention of Transformer-XL and XLNet, for explicit queries, keys and values."""
 
 import vispe
 from vispe.encodings.attention_layer import attend
@@ -20,16 +20,16 @@ def _run(case, pos, backend, clamp):
     if not case.usual_scale(width):
         raise ValueError(f"unknown scale {case.config('scale')}")
     options = {"clamp_len": clamp} if clamp > 0 else {}
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         "transformer_xl", dim=dim, num_heads=heads, head_dim=width, **options
     ).double()
-    made.load_state_dict({name: case.param(name) for name in case.params})
+    encoding.load_state_dict({name: case.param(name) for name in case.params})
     q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
     if q.shape != (case.config("B"), heads, pos.tokens, width):
         raise ValueError(f"queries of shape {tuple(q.shape)}")
-    y = attend(q, k, v, made.parts(), pos, 0, backend=backend)
-    result = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), pos, 0))}
+    y = attend(q, k, v, encoding.parts(), pos, 0, backend=backend)
+    result = {"y": y, "weights": weights_of(calls_of(q, k, v, encoding.parts(), pos, 0))}
     if case.backward(cotangent=y):
         result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.v": v.grad}
-        result |= {f"grad.{name}": getattr(made, name).grad for name in case.params}
+        result |= {f"grad.{name}": getattr(encoding, name).grad for name in case.params}
     return {name: value for name, value in result.items() if name in case.output_names}

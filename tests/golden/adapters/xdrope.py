@@ -32,8 +32,8 @@ def run(case):
         )
     frequencies = inverse_frequencies(q.shape[-1], _base(case))
     axis = scheme.allocation(len(frequencies))
-    turn = rotation(coordinates.ids, frequencies, axis)
-    rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    rotary = rotation(coordinates.ids, frequencies, axis)
+    rotated = {"q_rot": rotary.query(q), "k_rot": rotary.key(k)}
     case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     by_channel = len(axis) == q.shape[-1]
     cos, sin = (t if by_channel else t.tile(2) for t in tables(coordinates.ids, frequencies, axis))
@@ -53,7 +53,7 @@ def run(case):
 
 
 def _base(case):
-    """Return the base of the frequencies, stretched by alpha where the case has it."""
+    """Return the base of the frequencies, scaled by alpha if the case has it."""
     base, alpha = case.config("rope_theta"), case.config("alpha", None)
     if case.config("rope_type", "dynamic") not in STRETCHED or not alpha:
         return base

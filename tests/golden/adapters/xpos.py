@@ -1,4 +1,4 @@
-"""Golden cases of xPos of torchscale and x-transformers: turned and scaled queries and keys, with gradients."""
+"""Golden cases of xPos of torchscale and x-transformers: rotated and scaled queries and keys, with gradients."""
 
 import torch
 
@@ -21,11 +21,11 @@ def run(case):
     offset = case.config("offset", 0)
     if "pos" in case.inputs:
         positions = case.input("pos").double() + offset
-        whole = positions.max() + 1
+        seq_len = positions.max() + 1
     else:  # the last tokens of a sequence that is longer by the offset
         positions = torch.arange(length, dtype=torch.float64) + offset
-        whole = torch.tensor(float(length + offset), dtype=torch.float64)
-    routes = {"coordinates": vispe.Positions(positions[:, None], extent=whole.reshape(1, 1))}
+        seq_len = torch.tensor(float(length + offset), dtype=torch.float64)
+    routes = {"coordinates": vispe.Positions(positions[:, None], extent=seq_len.reshape(1, 1))}
     if "pos" not in case.inputs:
         keep = torch.arange(offset, length + offset)[None]
         routes["grid"] = vispe.Grid((length + offset,)).positions().gather(keep)
@@ -33,8 +33,8 @@ def run(case):
         q, k = (case.input(name).double().requires_grad_() for name in "qk")
         if q.shape != (case.config("B"), heads, length, width):
             raise ValueError(f"q is {tuple(q.shape)}")
-        turn = encoding.transform(pos, 0)
-        actual = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        transform = encoding.transform(pos, 0)
+        actual = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         actual["scores"] = actual["q_rot"] @ actual["k_rot"].mT
         if case.backward(cotangent=actual["scores"]):
             actual |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -42,5 +42,5 @@ def run(case):
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     expected = (actual["scores"] * width**-0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ q
     for backend in ("reference", "sdpa"):
-        out = vispe.attention(q, k, q, transform=turn, is_causal=True, backend=backend)
+        out = vispe.attention(q, k, q, transform=transform, is_causal=True, backend=backend)
         case.agree(f"the output of {backend}", out, expected)

@@ -42,8 +42,8 @@ def test_images_and_frames_are_segments():
 
 
 @cases("padding", ["left", "right"])
-def test_decoding_is_the_prefill(padding):
-    """Whatever is written after a prompt has the coordinates that it would have in it; separators included."""
+def test_decoding_equals_the_prefill(padding):
+    """Decoded tokens, including separators, have the same coordinates as in the prompt."""
     written = [3, END, 4, 5, END, END, 6]
     prompts = [SENTENCES, SENTENCES[:5], [1]]
     longest = max(map(len, prompts))
@@ -55,9 +55,9 @@ def test_decoding_is_the_prefill(padding):
     ends = torch.tensor([written] * 3) == END
     ids, counter = result.scheme.follow(result.next, ends)
     for row, prompt in enumerate(prompts):
-        whole = of_tokens([prompt + written], train_length=4)
-        assert torch.equal(ids[:, row], whole.ids[:, 0, len(prompt) :])
-        assert counter[row] == whole.next[0]
+        full = of_tokens([prompt + written], train_length=4)
+        assert torch.equal(ids[:, row], full.ids[:, 0, len(prompt) :])
+        assert counter[row] == full.next[0]
     # token by token, from nothing but the counter
     at = result.next
     for step in range(len(written)):
@@ -67,20 +67,20 @@ def test_decoding_is_the_prefill(padding):
     assert torch.equal(plain, result.decode(5))
 
 
-def test_attention_while_decoding_is_that_of_the_prefill():
+def test_attention_of_decoding_equals_the_prefill():
     scheme, x = create_scheme("bilevel"), torch.randn(3, 1, 2, 12, 16, dtype=torch.float64)
     segments = [Text(3, boundary=True), Image(2, 2), Text(1)]
-    whole = scheme.coordinates(Stream.of([[*segments, Text(4)]]))
+    full = scheme.coordinates(Stream.of([[*segments, Text(4)]]))
     prompt = scheme.coordinates(Stream.of([segments]))
     ids = torch.cat([prompt.ids, prompt.decode(4)], 2)
     expected, actual = (
         attention(*x, transform=rotation(i, inverse_frequencies(16), scheme.allocation(8)), is_causal=True)
-        for i in (whole.ids, ids)
+        for i in (full.ids, ids)
     )
     assert torch.equal(actual, expected)
 
 
-def test_packed_samples_start_again():
+def test_packed_samples_restart():
     packed = Stream.of([[[Text(2, boundary=True), Text(1)], [Text(1), Image(1, 1)]], [[Text(4)]]], "left")
     start = torch.tensor([2.0**26 + 5, 7.0], dtype=torch.float64)
     result = create_scheme("bilevel").coordinates(packed, start=start)
@@ -96,22 +96,22 @@ def test_shared_runs_start_where_the_prompt_ends():
     assert result.ids[1, 0].tolist() == [0, 1, 2, 3, 2, 3, 4, 2]
 
 
-def test_boundaries_matter_to_this_scheme_alone():
+def test_boundaries_have_an_effect_in_this_scheme_only():
     plain, marked = (Stream.of([[Text(3, boundary=b), Image(1, 2), Text(2)]]) for b in (False, True))
     for name in ("mrope", "rope1d", "v2pe"):
         assert torch.equal(*(create_scheme(name).coordinates(s).ids for s in (plain, marked)))
-    spread = Stream.of([[Text(1), Text(2), Text(3)]])
-    assert create_scheme("bilevel").coordinates(spread).ids[1, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    separate = Stream.of([[Text(1), Text(2), Text(3)]])
+    assert create_scheme("bilevel").coordinates(separate).ids[1, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @cases("rotate", ["inter", "intra", "both"])
-def test_what_turns(rotate):
-    """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are rotated equally."""
+def test_rotated_channels(rotate):
+    """With 'inter' the order inside a segment has no effect; with 'intra' all segments are rotated equally."""
     scheme = create_scheme("bilevel", rotate=rotate)
     ids = of_tokens([SENTENCES]).ids
-    turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
+    rotary = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
     one = torch.ones(1, 1, 9, 16, dtype=torch.float64)
-    q = turn.query(one)[0, 0]
+    q = rotary.query(one)[0, 0]
     same = torch.isclose(q[:, None], q).all(-1)
     inter, intra = ids[0, 0], ids[1, 0]
     of_inter, of_intra = inter[:, None] == inter, intra[:, None] == intra
@@ -130,7 +130,7 @@ def test_text_of_one_segment_is_rope_with_intra():
     assert torch.equal(one.query(x), other.query(x))
 
 
-def test_alibi_over_segments_is_the_form_of_keys():
+def test_alibi_over_segments_equals_a_bias_of_keys():
     """Slopes times 96 over numbers of segments: equal, row by row, to a bias of the keys alone."""
     inter = of_tokens([SENTENCES]).ids[0]
     alibi = create_encoding("alibi", num_heads=6, factor=96)
@@ -142,7 +142,7 @@ def test_alibi_over_segments_is_the_form_of_keys():
     torch.testing.assert_close(rows, rows[..., :1].expand_as(rows).tril(), rtol=0, atol=1e-4)
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(UnsupportedCombination, match=r"bilevel has one counter .* Use group_pe"):
         create_scheme("bilevel").coordinates(Stream.of([[Text(2), Text(1, group=1)]]))
     types = torch.tensor([[0, 1, 1, 0]])

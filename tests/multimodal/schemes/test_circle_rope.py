@@ -42,8 +42,8 @@ def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
 
 
 @cases("size", SIZES)
-def test_patches_share_the_turn_in_raster_order_without_directions(size):
-    """Patch k of n is k / n of a turn from the first; the first is where the counter of rows is highest."""
+def test_patches_are_equally_spaced_in_raster_order_without_directions(size):
+    """Patch k of n is k / n of a full rotation from the first, which has the largest coordinate of rows."""
     n = size[0] * size[1]
     result = points("circlerope(alpha=0,radius=2)", *size)
     torch.testing.assert_close(
@@ -56,8 +56,8 @@ def test_patches_share_the_turn_in_raster_order_without_directions(size):
         assert torch.unique(result.round(decimals=9), dim=1).shape[1] == n
 
 
-def test_directions_alone_put_patches_on_one_point():
-    """The smallest and the largest direction are the start and the end of the turn."""
+def test_directions_only_map_equal_directions_to_one_point():
+    """The smallest and the largest direction are the start and the end of the full rotation."""
     result = points("circlerope(alpha=1)", 4, 7)
     gaps = (result[:, :, None] - result[:, None]).norm(dim=0) + torch.eye(28)
     assert gaps.min() < 1e-9
@@ -65,7 +65,7 @@ def test_directions_alone_put_patches_on_one_point():
     assert ((mixed[:, :, None] - mixed[:, None]).norm(dim=0) + torch.eye(28)).min() > 1e-3
 
 
-def test_directions_by_hand():
+def test_directions_of_two_by_two_patches():
     """Of 2 x 2 patches: -135, -45, 135 and 45 degrees, stretched to 0, 120, 360 and 240."""
     result = points("circlerope(alpha=1,radius=6)", 2, 2)
     cosines = result[:, :1].T @ result / 36
@@ -83,7 +83,7 @@ def test_directions_from_the_first_patch():
 
 @cases("size", SIZES)
 @cases("origin", ["true", "false"])
-def test_the_grid_itself_laid_flat_keeps_its_distances(size, origin):
+def test_the_projected_grid_has_the_distances_of_the_grid(size, origin):
     h, w = size
     result = points(f"circlerope(blend=1,move_to_origin={origin})", h, w)
     torch.testing.assert_close(result.sum(0), torch.zeros(h * w).double(), rtol=0, atol=1e-12)
@@ -104,7 +104,7 @@ def test_blends_are_between_the_circle_and_the_grid(blend):
 
 
 def test_a_radius_that_grows_with_the_grid():
-    """Half the longer side, less half a patch; the whole of it where directions start at the first patch."""
+    """Half the longer side, less half a patch; the full side where directions start at the first patch."""
     for h, w in SIZES[1:]:
         result = points("circlerope(radius=2,relative=true)", h, w)
         assert distance_to_text(result).max().item() == pytest.approx(max(h, w) - 1)
@@ -114,15 +114,15 @@ def test_a_radius_that_grows_with_the_grid():
 
 
 @cases("offset", [0, 2.5])
-def test_images_lifted_above_the_counter(offset):
-    low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
-    torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
-    assert lifted.min().item() == pytest.approx(offset)
+def test_images_with_an_offset(offset):
+    low, offset_points = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
+    torch.testing.assert_close(offset_points - low, (-low.min() + offset).expand(3, 28))
+    assert offset_points.min().item() == pytest.approx(offset)
     assert -10 * math.sqrt(2 / 3) <= low.min() < -7
 
 
 @cases("options", ["", "(offset=0,stride=1.5)", "(alpha=-1,radius=-1,move_to_origin=false)"])
-def test_text_goes_on_one_step_after_the_largest_coordinate(options):
+def test_text_continues_one_step_after_the_largest_coordinate(options):
     scheme = create_scheme(f"circlerope{options}")
     stream = Stream.of([[Text(4), Image(4, 7), Text(2), Video(2, 3, 3), Text(2)]])
     result = scheme.coordinates(stream).ids[:, 0]
@@ -185,22 +185,22 @@ def test_float32_points_of_an_image_do_not_depend_on_the_other_images_of_the_bat
     sizes = [(3, 3), (4, 2), (1, 3), (4, 1), (3, 4), (5, 7), (2, 6), (7, 3)]
     together = scheme.coordinates(Stream.of([[Image(*size)] for size in sizes])).ids
     for row, size in enumerate(sizes):
-        alone = scheme.coordinates(Stream.of([[Image(*size)]])).ids[:, 0]
-        assert torch.equal(together[:, row, : alone.shape[1]], alone)
+        single = scheme.coordinates(Stream.of([[Image(*size)]])).ids[:, 0]
+        assert torch.equal(together[:, row, : single.shape[1]], single)
 
 
-def test_a_counter_in_float32_goes_on_and_restarts():
-    """Packed samples and a continued row have the coordinates of each alone."""
+def test_a_counter_in_float32_continues_and_restarts():
+    """Packed samples and a continued row have the coordinates of separate samples."""
     scheme = create_scheme("circlerope(blend=1,precision=float32)")
-    alone = [scheme.coordinates(Stream.of([row])) for row in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([row])) for row in (ROW, OTHER)]
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]]))
-    assert torch.equal(packed.ids.float(), torch.cat([a.ids for a in alone], -1).float())
+    assert torch.equal(packed.ids.float(), torch.cat([a.ids for a in single], -1).float())
     head = scheme.coordinates(Stream.of([ROW[:2]]))
     tail = scheme.coordinates(Stream.of([ROW[2:]]), start=head.next)
-    assert torch.equal(torch.cat([head.ids, tail.ids], -1).float(), alone[0].ids.float())
+    assert torch.equal(torch.cat([head.ids, tail.ids], -1).float(), single[0].ids.float())
 
 
-def test_frames_are_circles_behind_each_other():
+def test_frames_are_parallel_circles():
     spec = "circlerope(stride=1.5)"
     result = create_scheme(spec).coordinates(Stream.of([[Text(2), Video(3, 3, 4), Text(1)]]))
     frames = result.ids[:, 0, 2:38].reshape(3, 3, 12)
@@ -210,25 +210,25 @@ def test_frames_are_circles_behind_each_other():
 
 
 @cases("spec", ["circlerope", "circlerope(blend=0.3,relative=true)", "ilrope", "omnirope(text_axes=time)"])
-def test_padding_and_neighbours_do_not_matter(spec):
-    """The same on either side, alone, in a batch with other sizes, packed, and in a second call."""
+def test_padding_and_other_samples_have_no_effect(spec):
+    """Equal with padding on either side, separately, in a batch with other sizes, packed, and in a second call."""
     scheme = create_scheme(spec)
-    alone = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
     for padding in ("left", "right"):
         stream = Stream.of([ROW, OTHER], padding, 70)
         for _ in range(2):
             result = scheme.coordinates(stream, padding=1)
             for row in range(2):
                 torch.testing.assert_close(
-                    result.ids[:, row, stream.mask[row]], alone[row], rtol=0, atol=1e-12
+                    result.ids[:, row, stream.mask[row]], single[row], rtol=0, atol=1e-12
                 )
             assert (result.ids.movedim(0, -1)[~stream.mask] == 1).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(packed, torch.cat(single, 1), rtol=0, atol=1e-12)
 
 
 @cases("spec", ["circlerope", "circlerope(offset=1)", "ilrope(stride=1.5)", "omnirope(text_axes=time)"])
-def test_decoding_goes_on_where_the_text_ends(spec):
+def test_decoding_continues_the_text(spec):
     scheme = create_scheme(spec)
     full = scheme.coordinates(Stream.of([[*ROW, Text(6)]]))
     first = scheme.coordinates(Stream.of([ROW]))
@@ -242,7 +242,7 @@ def test_decoding_goes_on_where_the_text_ends(spec):
 
 
 @cases("name", ["circlerope", "ilrope", "omnirope"])
-def test_text_alone_is_plain_rotary_embedding(name):
+def test_text_only_equals_plain_rotary_embedding(name):
     scheme, freqs = create_scheme(name), inverse_frequencies(32, 5e5)
     assert scheme.text_exact
     stream = Stream.of([[Text(300)], [Text(9)]], "left")
@@ -256,29 +256,29 @@ def test_text_alone_is_plain_rotary_embedding(name):
 @cases("spec", ["circlerope", "circlerope(blend=0.5,offset=0)", "ilrope", "omnirope(text_axes=time)"])
 @cases("heads", [(2, 1), (6, 3)])
 def test_gradients_of_rotated_queries_and_keys(spec, heads):
-    """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
+    """Full tensors against complex numbers in float64; gradients are rotated by the negative angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
     actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(32, 1e4), scheme.allocation(16)
-    turn = rotation(actual.ids, freqs, axis)
+    rotary = rotation(actual.ids, freqs, axis)
     angle = torch.stack([actual.ids[a] * freqs[pair].double() for pair, a in enumerate(axis.tolist())], -1)
-    for method, h in zip((turn.query, turn.key), heads, strict=True):
+    for method, h in zip((rotary.query, rotary.key), heads, strict=True):
         x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 32, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
-        for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
+        for tensor, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
             a, b = value.double().chunk(2, -1)
             unit = torch.polar(torch.ones_like(angle), sign * angle)[:, None]
             expected = torch.complex(a, b) * unit
             torch.testing.assert_close(
-                got.double(), torch.cat([expected.real, expected.imag], -1), rtol=0, atol=2e-5
+                tensor.double(), torch.cat([expected.real, expected.imag], -1), rtol=0, atol=2e-5
             )
 
 
 @cases("name", RESET)
 def test_every_image_has_the_same_rows_and_columns(name):
-    """Wherever it stands; time alone moves on."""
+    """Independent of its position; only time advances."""
     stream = Stream.of([[Text(3), Image(3, 5), Text(40), Image(3, 5), Text(1)]])
     result = create_scheme(name).coordinates(stream).ids[:, 0]
     y, x = torch.meshgrid(torch.arange(3).double(), torch.arange(5).double(), indexing="ij")
@@ -301,13 +301,13 @@ def test_only_rows_and_columns_differ_from_the_plain_scheme(name, plain):
     assert torch.equal(create_scheme(name).allocation(64), create_scheme(plain).allocation(64))
 
 
-def test_axes_take_turns_in_one_and_are_chunks_in_the_other():
+def test_axes_alternate_in_one_and_are_chunks_in_the_other():
     assert create_scheme("omnirope").allocation(8).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
     assert create_scheme("ilrope(sections=[4,2,2])").allocation(8).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
 @cases("name", RESET)
-def test_text_on_the_axis_of_time_alone(name):
+def test_text_on_the_time_axis_only(name):
     result = create_scheme(name, text_axes="time").coordinates(Stream.of([[Text(2), Image(2, 3), Text(2)]]))
     assert result.ids[:, 0].tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
@@ -345,7 +345,7 @@ def test_options_are_checked(spec, message):
 
 
 @cases("spec", ["circlerope(radius=5,offset=0,relative=true)", "ilrope(stride=2)", "omnirope"])
-def test_specs_come_back(spec):
+def test_specs_round_trip(spec):
     scheme = create_scheme(spec)
     assert create_scheme(str(scheme)) == scheme
     assert create_scheme({"name": scheme.name, **scheme.options()}) == scheme

@@ -1,4 +1,4 @@
-"""Group positions: counters, masks of streaming translation, and keys that stay valid when a source grows."""
+"""Group positions: counters, masks of streaming translation, and valid cached keys when a source grows."""
 
 import pytest
 import torch
@@ -17,19 +17,19 @@ ARRIVAL = [Text(3), Text(2, group=1), Text(4), Text(1, group=1), Text(1), Text(3
 def attend(x, stream, mask=None, **options):
     """Return attention of x (3, 1, h, n, 8) over a stream of one row."""
     scheme = create_scheme("group_pe", **options)
-    turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
-    return attention(*x, transform=turn, attn_mask=group_mask(stream) if mask is None else mask)
+    rotary = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
+    return attention(*x, transform=rotary, attn_mask=group_mask(stream) if mask is None else mask)
 
 
 @cases("phi", [0, 7, 2.5, 0.1])
-def test_groups_count_for_themselves(phi):
+def test_groups_have_separate_counters(phi):
     coordinates = create_scheme("group_pe", phi=phi).coordinates(Stream.of([ARRIVAL]))
-    want = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
-    assert coordinates.ids[0, 0].tolist() == want
+    expected = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
+    assert coordinates.ids[0, 0].tolist() == expected
     assert coordinates.decode(2)[0, 0].tolist() == [phi + 6, phi + 7]
 
 
-def test_more_source_does_not_move_the_target():
+def test_a_longer_source_does_not_move_the_target():
     short = Stream.of([[Text(3), Text(4, group=1)]])
     long = Stream.of([[Text(3), Text(2, group=1), Image(2, 3), Text(5), Text(2, group=1)]])
     ids = [create_scheme("group_pe", phi=4).coordinates(s) for s in (short, long)]
@@ -60,7 +60,7 @@ def test_one_start_for_each_group():
 
 def test_cached_keys_stay_valid_when_the_source_grows():
     stream, x = Stream.of([ARRIVAL]), torch.randn(3, 1, 2, 14, 8, dtype=torch.float64)
-    whole = attend(x, stream, phi=3)
+    full = attend(x, stream, phi=3)
     for parts in range(1, len(ARRIVAL)):
         n = sum(t.tokens for t in ARRIVAL[:parts])
         before = Stream.of([ARRIVAL[:parts]])
@@ -73,7 +73,7 @@ def test_cached_keys_stay_valid_when_the_source_grows():
         )
         assert torch.equal(cached, keys[..., :n, :])
         torch.testing.assert_close(
-            attend(x[..., :n, :], before, phi=3), whole[..., :n, :], rtol=1e-12, atol=1e-12
+            attend(x[..., :n, :], before, phi=3), full[..., :n, :], rtol=1e-12, atol=1e-12
         )
 
 
@@ -82,13 +82,13 @@ def test_the_source_does_not_depend_on_the_target():
     source = torch.tensor(
         [i for i, t in enumerate([t.group for t in ARRIVAL for _ in range(t.tokens)]) if t == 0]
     )
-    alone = attend(x[..., source, :], Stream.of([[Text(8)]]))
-    torch.testing.assert_close(attend(x, stream)[..., source, :], alone, rtol=1e-12, atol=1e-12)
+    single = attend(x[..., source, :], Stream.of([[Text(8)]]))
+    torch.testing.assert_close(attend(x, stream)[..., source, :], single, rtol=1e-12, atol=1e-12)
     causal = attend(x, stream, stream.attention_mask())[..., source, :]
-    assert not torch.allclose(causal, alone)
+    assert not torch.allclose(causal, single)
 
 
-def test_suffixes_do_not_see_each_other():
+def test_suffixes_do_not_attend_to_each_other():
     a, b = Text(2, shared=True), Text(3, shared=True)
     x = torch.randn(3, 1, 2, 9, 8, dtype=torch.float64)
     order = [0, 1, 2, 3, 6, 7, 8, 4, 5]
@@ -96,8 +96,8 @@ def test_suffixes_do_not_see_each_other():
     assert create_scheme("group_pe").coordinates(one).ids[0, 0].tolist() == [0, 1, 2, 3, 4, 5, 4, 5, 6]
     first, second = attend(x, one), attend(x[..., order, :], two)
     torch.testing.assert_close(first[..., order, :], second, rtol=1e-12, atol=1e-12)
-    alone = attend(x[..., :4, :], Stream.of([[Text(4)]]))
-    torch.testing.assert_close(first[..., :4, :], alone, rtol=1e-12, atol=1e-12)
+    single = attend(x[..., :4, :], Stream.of([[Text(4)]]))
+    torch.testing.assert_close(first[..., :4, :], single, rtol=1e-12, atol=1e-12)
 
 
 PAIRS = {"source_prompt": 3, "target_prompt": 2, "end": 1}
@@ -109,7 +109,7 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
     source, target = [[2, 3, 1], [4], [1, 1]], [[1, 2], [3, 3, 1], [2]]
     pairs = streamed(source, target, **PAIRS, length=22, padding=padding)
     mask = pairs.attention_mask(wait)
-    want = torch.zeros_like(mask)
+    expected = torch.zeros_like(mask)
     for n, (s, t) in enumerate(zip(source, target, strict=True)):
         read, written = (
             [0] * prompt + [i + 1 for i, c in enumerate(words) for _ in range(c)] + [len(words) + 1]
@@ -122,12 +122,12 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
             comes = tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word
             for k, (other, key_word) in enumerate(tokens[: q + 1]):
                 known = key_word <= comes + wait - 1 if kind == TARGET else True
-                want[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET
-    assert torch.equal(mask, want)
+                expected[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET
+    assert torch.equal(mask, expected)
 
 
 @cases("padding", ["left", "right"])
-def test_what_tokens_are_for(padding):
+def test_kinds_of_tokens(padding):
     pairs = streamed(torch.tensor([[2, 3], [1, 0]]), [[2], [1]], **PAIRS, padding=padding)
     assert pairs.source_lengths.tolist() == [9, 5]
     assert pairs.target_lengths.tolist() == [5, 4]
@@ -139,7 +139,7 @@ def test_what_tokens_are_for(padding):
     assert ids[pairs.target_word >= 0].tolist() == [*range(2, 7), *range(2, 6)]
 
 
-def test_one_after_the_other():
+def test_consecutive_groups():
     pairs = streamed([[2, 3]], [[2]], **PAIRS, mode="batch")
     assert pairs.mask_index().tolist() == [[0] * 9 + [1] * 5]
     assert create_scheme("rope1d").coordinates(pairs.stream).ids[0, 0].tolist() == list(range(14))
@@ -147,7 +147,7 @@ def test_one_after_the_other():
         pairs.attention_mask(1)
 
 
-def test_wrong_pairs_are_refused():
+def test_wrong_pairs_raise():
     with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 target"):
         streamed([[1], [1]], [[1]], **PAIRS)
     with pytest.raises(OptionError, match=r"must be integers of 0 or more, got \[3, -1, 1\]"):

@@ -1,4 +1,4 @@
-"""MouSi: what an image costs, and what is lost when all its tokens are at one position."""
+"""MouSi: positions per image, and the loss of order when all tokens of an image share a position."""
 
 import pytest
 import torch
@@ -38,26 +38,26 @@ def test_frames_and_tiles():
     assert row == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 8]
 
 
-def test_text_alone_is_counted():
+def test_text_only_has_consecutive_positions():
     stream = Stream.of([[Text(5)], [Text(9)]], padding="left")
     for share in ("all", "row"):
-        result, want = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
-        assert torch.equal(result.ids, want.ids)
+        result, expected = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
+        assert torch.equal(result.ids, expected.ids)
 
 
 @cases(("share", "same"), [("all", True), ("row", False)])
 def test_the_order_inside_a_shared_image_is_lost_without_a_causal_mask(share, same):
     stream, scheme = Stream.of([[Text(3), Image(3, 4), Text(2)]]), create_scheme("mousi", share=share)
-    turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
+    rotary = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
     x = torch.randn(3, 1, 2, 17, 8, dtype=torch.float64)
     order = torch.cat([torch.arange(3), 3 + torch.randperm(12), torch.arange(15, 17)])
     y = x[..., order, :]
-    first = [attention(*z, transform=turn)[..., 15, :] for z in (x, y)]
+    first = [attention(*z, transform=rotary)[..., 15, :] for z in (x, y)]
     assert torch.allclose(*first, rtol=1e-12, atol=1e-12) == same
-    causal = [attention(*z, transform=turn, is_causal=True)[..., 3:15, :] for z in (x, y)]
+    causal = [attention(*z, transform=rotary, is_causal=True)[..., 3:15, :] for z in (x, y)]
     assert not torch.allclose(causal[0][..., order[3:15] - 3, :], causal[1])
 
 
-def test_other_shares_are_refused():
+def test_other_shares_raise():
     with pytest.raises(OptionError, match="share must be one of all, row"):
         create_scheme("mousi", share="column")

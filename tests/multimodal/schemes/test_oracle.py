@@ -1,4 +1,4 @@
-"""Every scheme against coordinates that are counted token by token, on random streams with random options."""
+"""Every scheme against the oracle, token by token, on random streams with random options."""
 
 import pytest
 import torch
@@ -42,19 +42,19 @@ def check(name, actual, expected):
         assert torch.equal(actual, expected), (actual - expected).abs().max()
 
 
-def compare(scheme, stream, rows, start=None, padding=0, **how):
-    """Check coordinates, what comes next, and the tokens that are decoded."""
+def compare(scheme, stream, rows, start=None, padding=0, **kwargs):
+    """Check coordinates, the next counters, and decoded coordinates."""
     rule = oracle.rule_for(scheme)
     at = None if start is None else torch.tensor(start, dtype=torch.float64)
-    actual = scheme.coordinates(stream, start=at, padding=padding, **how)
+    actual = scheme.coordinates(stream, start=at, padding=padding, **kwargs)
     draws = None if actual.draws is None else actual.draws.tolist()
     tokens, following = oracle.walk(rule, rows, start, draws)
     assert scheme.axes == rule.axes
-    check(scheme.name, actual.ids, oracle.spread(tokens, stream.mask, rule.axes, padding))
+    check(scheme.name, actual.ids, oracle.padded(tokens, stream.mask, rule.axes, padding))
     check(scheme.name, actual.next, torch.tensor([float(f) for f in following], dtype=torch.float64))
     decoded = [[rule.text(f + i * rule.step) for i in range(3)] for f in following]
     every = torch.ones(len(rows), 3, dtype=torch.bool)
-    check(scheme.name, actual.decode(3), oracle.spread(decoded, every, rule.axes))
+    check(scheme.name, actual.decode(3), oracle.padded(decoded, every, rule.axes))
     lengths = [len(row) for row in tokens]
     expected = [[float(f - n * rule.step)] for f, n in zip(following, lengths, strict=True)]
     check(scheme.name, actual.delta(), torch.tensor(expected, dtype=torch.float64))
@@ -62,7 +62,7 @@ def compare(scheme, stream, rows, start=None, padding=0, **how):
 
 
 def as_types(rows):
-    """Return rows as they look in token types, where neighbouring texts are one."""
+    """Return rows as token types describe them, with adjacent texts merged."""
     return [[joined(d) for d in row] if is_packed(row) else joined(row) for row in rows]
 
 
@@ -73,7 +73,7 @@ def test_every_scheme_is_compared():
 @pytest.mark.parametrize("name", NAMES)
 @quick
 @given(data=st.data())
-def test_by_hand(name, data):
+def test_streams_of_segments(name, data):
     scheme = create_scheme({"name": name, **data.draw(OPTIONS[name])})
     rows = data.draw(batches((*PIECES.get(name, EVERY), shared)))
     side = data.draw(st.sampled_from(["left", "right"]))
@@ -133,8 +133,8 @@ def test_both_ways_describe_the_same_blocks(data):
 
 @settings(quick, max_examples=5)
 @given(data=st.data())
-def test_frames_apart(data):
-    """Text between the frames of a video: each frame is a video of its own."""
+def test_separate_frames(data):
+    """Text between the frames of a video: each frame is a separate video."""
     segments, grids, clock = [], [], []
     for _ in range(data.draw(st.integers(1, 3))):
         film = data.draw(videos)
@@ -142,8 +142,8 @@ def test_frames_apart(data):
         clock.append(float("nan") if film.seconds is None else film.seconds)
         for _ in range(film.t):
             segments += [Text(data.draw(st.integers(1, 3))), type(film)(1, film.h, film.w, film.seconds)]
-    described = ids_of([segments], Stream.of([segments]).mask, 2)
-    described |= {"videos": torch.tensor(grids), "seconds": clock, "separate_frames": True}
-    stream = Stream.from_ids(**described)
+    arguments = ids_of([segments], Stream.of([segments]).mask, 2)
+    arguments |= {"videos": torch.tensor(grids), "seconds": clock, "separate_frames": True}
+    stream = Stream.from_ids(**arguments)
     for name in NAMES:
         compare(create_scheme({"name": name, **data.draw(OPTIONS[name])}), stream, [segments])

@@ -16,13 +16,16 @@ MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Ima
 
 
 def walk(tokens, labels, ids, members, axes, weights, epsilon):
-    """Return merged tokens and positions of one sample, found cluster by cluster."""
-    out, positions, held = [], [], len(ids) // axes
+    """Return merged tokens and positions of one sample, cluster by cluster."""
+    out, positions, count = [], [], len(ids) // axes
     for cluster in range(max(labels) + 1):
-        own = [n for n, label in enumerate(labels) if label == cluster]
-        total = sum(weights[n] for n in own) + epsilon
-        out.append(sum(weights[n] * tokens[n] for n in own) / total)
-        picks = [own[len(own) - 1 - p % len(own)] for p in range(members // held)]
+        cluster_members = [n for n, label in enumerate(labels) if label == cluster]
+        total = sum(weights[n] for n in cluster_members) + epsilon
+        out.append(sum(weights[n] * tokens[n] for n in cluster_members) / total)
+        picks = [
+            cluster_members[len(cluster_members) - 1 - p % len(cluster_members)]
+            for p in range(members // count)
+        ]
         positions.append([ids[row, n] for row in range(len(ids)) for n in picks])
     return torch.stack(out), torch.tensor(positions, dtype=torch.float64).T
 
@@ -63,14 +66,14 @@ def test_worked_example():
     assert merged.ids[2:, 0, 2].tolist() == [8, 8, 7, 7]
 
 
-def test_merging_in_stages_keeps_positions_and_means():
+def test_merging_in_stages_preserves_positions_and_means():
     tokens, ids = torch.randn(1, 12, 4, dtype=torch.float64), torch.arange(36.0).double().reshape(3, 1, 12)
     first = merge_tokens(tokens, torch.arange(12)[None] // 2, ids, members=2)
     second = merge_tokens(
         first.tokens, torch.arange(6)[None] // 3, first.ids, members=4, weights=first.weight
     )
-    want = tokens.unflatten(1, (2, 6)).mean(2)
-    torch.testing.assert_close(second.tokens, want, rtol=1e-12, atol=1e-12)
+    expected = tokens.unflatten(1, (2, 6)).mean(2)
+    torch.testing.assert_close(second.tokens, expected, rtol=1e-12, atol=1e-12)
     assert second.weight.tolist() == [[6, 6]]
     # for each position that was stored, the last cluster of the stage before and the one before it
     for axis in range(3):
@@ -80,7 +83,7 @@ def test_merging_in_stages_keeps_positions_and_means():
     assert same.ids[:2, 0, 1].tolist() == [11, 10]
 
 
-def test_left_out_tokens_and_clusters_without_tokens():
+def test_ignored_tokens_and_empty_clusters():
     tokens, ids = torch.randn(2, 4, 3), torch.arange(24.0).reshape(3, 2, 4)
     labels = torch.tensor([[0, -1, 1, 1], [-1, -1, 0, -1]])
     merged = merge_tokens(tokens, labels, ids, clusters=3)
@@ -100,7 +103,7 @@ def test_other_labels_permute_the_columns():
     assert torch.equal(one.ids, two.ids[..., swap])
 
 
-def test_gradients_reach_all_members_and_nothing_else():
+def test_only_members_get_gradients():
     tokens, labels = (
         torch.randn(1, 6, 2, dtype=torch.float64, requires_grad=True),
         torch.tensor([[0, 1, 0, -1, 0, 1]]),
@@ -144,17 +147,19 @@ def test_wrong_arguments_of_merging():
 
 @cases("options", [{}, {"spatial_reset": True, "stride": 2}, {"text_axes": "time"}])
 @cases("k", KS)
-def test_what_is_not_merged_is_as_by_mrope(k, options):
+def test_unmerged_tokens_have_coordinates_of_mrope(k, options):
     stream, freqs = Stream.of(MIXED, padding="left"), inverse_frequencies(32, 1e6)
     for in_turn, name in ((False, "mrope"), (True, "mrope_i")):
         plain = create_scheme(name, **options)
-        want = plain.coordinates(stream)
+        expected = plain.coordinates(stream)
         for bands in ("chunked", "interleaved"):
             scheme = create_scheme("ppe", k=k, bands=bands, axes_in_turn=in_turn, **options)
             result = scheme.coordinates(stream)
-            assert torch.equal(result.ids, want.ids.repeat_interleave(k, 0))
-            assert torch.equal(result.decode(3), want.decode(3).repeat_interleave(k, 0))
-            rotated = [angles(c.ids, freqs, s.allocation(16)) for c, s in ((result, scheme), (want, plain))]
+            assert torch.equal(result.ids, expected.ids.repeat_interleave(k, 0))
+            assert torch.equal(result.decode(3), expected.decode(3).repeat_interleave(k, 0))
+            rotated = [
+                angles(c.ids, freqs, s.allocation(16)) for c, s in ((result, scheme), (expected, plain))
+            ]
             assert torch.equal(*rotated)
 
 
@@ -173,8 +178,8 @@ def test_clusters_of_one_token_change_nothing(k):
 
 def test_bands_of_members():
     scheme = create_scheme("ppe", k=2, sections=(4, 6, 6))
-    want = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
-    assert scheme.allocation(16).tolist() == want
+    expected = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert scheme.allocation(16).tolist() == expected
     uneven = create_scheme("ppe", k=4, sections=(4, 6, 6)).allocation(16)
     assert uneven.tolist() == [0, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9, 10, 10, 11]
     turns = create_scheme("ppe", k=2, sections=(4, 6, 6), bands="interleaved").allocation(16)
@@ -185,7 +190,7 @@ def test_bands_of_members():
     assert torch.equal(create_scheme("ppe", k=1).allocation(64), create_scheme("mrope").allocation(64))
 
 
-def test_a_sequence_is_merged_and_goes_on():
+def test_a_merged_sequence_continues():
     scheme = create_scheme("ppe", k=2)
     stream = Stream.of([[Text(2), Image(2, 3), Text(1)], [Text(3), Image(1, 2)]], padding="left")
     x = torch.randn(2, 9, 4)
@@ -197,10 +202,10 @@ def test_a_sequence_is_merged_and_goes_on():
     assert merged.ids[:, 0, 3].tolist() == [2, 2, 3, 3, 3, 2]  # tokens (1, 1) and (1, 0)
     assert merged.ids[:, 0, 4].tolist() == [5] * 6
     assert merged.decode(1)[..., 0].tolist() == [[6, 5]] * 6
-    turn = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
+    rotary = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
     q = torch.randn(2, 1, 5, 16)
-    recorded = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
-    assert attention(q, q, q, transform=turn, attn_mask=recorded).shape == q.shape
+    causal_mask = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert attention(q, q, q, transform=rotary, attn_mask=causal_mask).shape == q.shape
     with pytest.raises(
         InputError, match=r"needs unmerged tokens, got merged ones. Use merge_tokens to merge them again"
     ):
@@ -210,7 +215,7 @@ def test_a_sequence_is_merged_and_goes_on():
 
 
 @cases(("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))])
-def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
+def test_equals_the_reference_if_k_divides_sections(k, sections):
     pairs = sum(sections)
     ids, freqs, q = (
         torch.randn(3 * k, 1, 5) * 9,
@@ -218,13 +223,16 @@ def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
         torch.randn(1, 2, 5, 2 * pairs),
     )
     scheme = create_scheme("ppe", k=k, sections=sections)
-    turn, theirs = rotation(ids, freqs, scheme.allocation(pairs)), reference_rotation(ids, freqs, sections, k)
-    assert torch.equal(turn.query(q), theirs.query(q))
-    assert torch.equal(attention(q, q, q, transform=turn), attention(q, q, q, transform=theirs))
+    rotary, theirs = (
+        rotation(ids, freqs, scheme.allocation(pairs)),
+        reference_rotation(ids, freqs, sections, k),
+    )
+    assert torch.equal(rotary.query(q), theirs.query(q))
+    assert torch.equal(attention(q, q, q, transform=rotary), attention(q, q, q, transform=theirs))
     assert reference_sections(sections, k) == tuple(s // k for s in sections for _ in range(k))
 
 
-def test_the_reference_leaves_text_alone_where_k_does_not_divide():
+def test_the_reference_does_not_rotate_text_if_k_does_not_divide_sections():
     sections, freqs, q = (4, 6, 6), inverse_frequencies(32), torch.randn(1, 1, 9, 32)
     text = torch.arange(9.0).expand(12, 1, 9)
     plain = rotation(text[:3], freqs, create_scheme("mrope").allocation(16))

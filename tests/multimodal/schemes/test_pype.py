@@ -1,4 +1,4 @@
-"""PyPE: rings of images of any shape, what they cost, and that no side of an image is favoured."""
+"""PyPE: rings of images of any shape, their number, and their symmetry."""
 
 import torch
 
@@ -7,14 +7,14 @@ from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 
 def rings(h, w, **options):
-    """Return the ring of every token of an image (h, w), and how far the text after it is."""
+    """Return the ring of every token of an image (h, w), and the advance of the counter."""
     result = create_scheme("pype", **options).coordinates(Stream.of([[Text(7), Image(h, w), Text(1)]]))
     return (result.ids[0, 0, 7:-1] - 7).view(h, w).long(), int(result.ids[0, 0, -1]) - 7
 
 
-def test_rings_by_hand():
-    whole, cost = rings(5, 6)
-    assert whole.tolist() == [
+def test_worked_examples_of_rings():
+    first, cost = rings(5, 6)
+    assert first.tolist() == [
         [0, 0, 0, 0, 0, 0],
         [0, 1, 1, 1, 1, 0],
         [0, 1, 2, 2, 1, 0],
@@ -22,8 +22,8 @@ def test_rings_by_hand():
         [0, 0, 0, 0, 0, 0],
     ]
     assert cost == 3
-    few, cost = rings(5, 6, rings=2)  # a second size of the middle
-    assert torch.equal(few, whole.clamp(max=1))
+    second, cost = rings(5, 6, rings=2)  # a second size of the middle
+    assert torch.equal(second, first.clamp(max=1))
     assert cost == 2
     one, cost = rings(5, 6, rings=1)
     assert (one.unique().tolist(), cost) == ([0], 1)
@@ -41,7 +41,7 @@ def test_a_square_of_symmetries(h, w, limit):
     assert set(neighbours.abs().tolist()) <= {0, 1}
 
 
-def test_frames_tiles_and_what_follows():
+def test_frames_tiles_and_the_next_text():
     stream = Stream.of([[Video(2, 3, 3), Image(1, 2, (1, 2), "last"), Text(1)], [Text(3)]], padding="left")
     result = create_scheme("pype").coordinates(stream)
     first = [0] * 4 + [1] + [0] * 4

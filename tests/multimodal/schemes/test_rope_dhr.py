@@ -1,4 +1,4 @@
-"""RoPE-DHR: tiles on the thumbnail, what an image costs, and what the reference does otherwise."""
+"""RoPE-DHR: tiles on the thumbnail, positions per image, and differences from the reference."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ REFERENCE = {"tile_order": "column_major", "sampling": "corner"}
 
 
 def image_ids(image, before=5, **options):
-    """Return positions less that of the image's start, one row for each part, and all coordinates."""
+    """Return positions relative to the start of the image, one row for each part, and all coordinates."""
     coordinates = create_scheme("rope_dhr", **options).coordinates(
         Stream.of([[Text(before), image, Text(2)]])
     )
@@ -22,11 +22,11 @@ def image_ids(image, before=5, **options):
 
 
 def canvas(image):
-    """Return (row, column) of the thumbnail for each token of the whole image, at its position."""
+    """Return (row, column) of the thumbnail for each token of the full image, as an image."""
     rows, cols = image.tiles
     tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
-    whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
-    return whole.reshape(rows * image.h, cols * image.w) // image.w, whole.reshape(
+    full = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
+    return full.reshape(rows * image.h, cols * image.w) // image.w, full.reshape(
         rows * image.h, cols * image.w
     ) % image.w
 
@@ -42,7 +42,7 @@ def test_worked_example_of_the_reference():
     assert (right[1, :6] + 5).tolist() == [13, 13, 14, 14, 15, 15]
 
 
-def test_the_reference_takes_tiles_in_another_order():
+def test_the_reference_has_another_order_of_tiles():
     image = Image(6, 6, (3, 2), "last")
     rows, cols = image.tiles
     ours, theirs = image_ids(image)[0], image_ids(image, tile_order="column_major")[0]
@@ -56,7 +56,7 @@ def test_the_reference_takes_tiles_in_another_order():
 @cases(
     ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
 )
-def test_an_image_costs_its_thumbnail(h, w, tiles, location):
+def test_an_image_uses_the_positions_of_its_thumbnail(h, w, tiles, location):
     image = Image(h, w, tiles, location)
     ids, coordinates = image_ids(image)
     small = ids[-1] if location == "last" else ids[0]
@@ -67,14 +67,14 @@ def test_an_image_costs_its_thumbnail(h, w, tiles, location):
 
 
 @cases(("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))])
-def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tiles):
+def test_cells_occur_equally_often_if_tiles_divide_the_thumbnail(h, w, tiles):
     ids = image_ids(Image(h, w, tiles, "last"))[0][:-1]
     assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
 
 
 @cases("location", ["first", "last"])
 @cases(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
-def test_positions_painted_back_make_one_image(h, w, tiles, location):
+def test_positions_of_tiles_form_one_image(h, w, tiles, location):
     rows, cols = canvas(Image(h, w, tiles, location))
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
     assert torch.equal(cols, cols[:1].expand_as(cols))
@@ -85,8 +85,8 @@ def test_positions_painted_back_make_one_image(h, w, tiles, location):
 
 
 @cases(("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))])
-def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w, tiles):
-    """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in integers."""
+def test_tokens_have_the_position_of_the_thumbnail_token_at_their_centre(h, w, tiles):
+    """ID-Align, with the thumbnail first: by a search over all tokens of the thumbnail, in integers."""
     ids = image_ids(Image(h, w, tiles, "first"))[0]
     assert ids[0].tolist() == list(range(h * w))
     (down, across), part = tiles, 0
@@ -105,13 +105,13 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
                 assert under == [result]
 
 
-def test_without_tiles_everything_stands_in_line():
+def test_without_tiles_positions_are_consecutive():
     stream = Stream.of(
         [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
     )
-    result, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
-    assert torch.equal(result.ids, want.ids)
-    assert torch.equal(result.next, want.next)
+    result, expected = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
+    assert torch.equal(result.ids, expected.ids)
+    assert torch.equal(result.next, expected.next)
 
 
 def test_media_ids_are_those_of_images():
@@ -123,7 +123,7 @@ def test_media_ids_are_those_of_images():
     assert coordinates.next.tolist() == [13, 14]
 
 
-def test_tiles_without_a_thumbnail_are_refused():
+def test_tiles_without_a_thumbnail_raise():
     scheme = create_scheme("rope_dhr")
     stream = Stream.of([[Text(1)], [Image(2, 2, (1, 2), "last"), Image(2, 2, (3, 2))]])
     with pytest.raises(

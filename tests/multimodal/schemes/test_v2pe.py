@@ -1,4 +1,4 @@
-"""V2PE: exact steps for any number of tokens, strides that are drawn, and strides that fit."""
+"""V2PE: exact steps for any number of tokens, random strides, and strides that fit."""
 
 import json
 from fractions import Fraction
@@ -25,8 +25,8 @@ def test_a_stride_of_all_tokens_counts_them(n):
     ids, coordinates = line(stream, stride=n)
     assert torch.equal(ids, torch.arange(len(ids)).double())
     assert coordinates.next.item() == len(ids)
-    alone = Stream.of([[Image(1, n)]])
-    assert torch.equal(line(alone, stride=n)[0], torch.arange(n).double())
+    single = Stream.of([[Image(1, n)]])
+    assert torch.equal(line(single, stride=n)[0], torch.arange(n).double())
 
 
 @cases("stride", [0.25, 1, 5, 16, 64, "1/3", 0.1, Fraction(7, 9)])
@@ -35,9 +35,9 @@ def test_steps_are_equal_and_add_up(n, stride):
     tiles = 3
     ids, coordinates = line(Stream.of([[Text(4), Image(1, n, (1, tiles)), Text(2)]]), stride=stride)
     exact = Fraction(str(stride))
-    want = [3 + exact * j / n for j in range(tiles * n + 1)]
+    expected = [3 + exact * j / n for j in range(tiles * n + 1)]
     torch.testing.assert_close(
-        ids[3:-2], torch.tensor([float(p) for p in want], dtype=torch.float64), rtol=1e-15, atol=0
+        ids[3:-2], torch.tensor([float(p) for p in expected], dtype=torch.float64), rtol=1e-15, atol=0
     )
     assert bool((ids.diff() > 0).all())
     end = -((-exact * tiles) // 1)  # rounded up
@@ -53,7 +53,7 @@ def test_worked_example():
     assert ids[-4:].tolist() == [25, 26, 27, 28]
 
 
-def test_an_image_may_span_the_stride_as_a_whole():
+def test_stride_per_image():
     stream = Stream.of([[Text(1), Image(2, 3, (2, 2), "first"), Text(1), Video(3, 2, 2), Text(1)]])
     tile, image = (line(stream, stride=2, per=per)[0] for per in ("tile", "picture"))
     torch.testing.assert_close(tile[1:31], torch.arange(1, 31).double() / 3, rtol=1e-15, atol=0)
@@ -63,10 +63,10 @@ def test_an_image_may_span_the_stride_as_a_whole():
     assert image[44] == 10  # each frame spans 2
 
 
-def test_frames_are_equally_whether_text_stands_between_them_or_not():
-    together, apart = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
+def test_frames_are_equal_with_and_without_text_between_them():
+    together, separate = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
     for per in ("tile", "picture"):
-        assert torch.equal(line(together, stride=2, per=per)[0], line(apart, stride=2, per=per)[0])
+        assert torch.equal(line(together, stride=2, per=per)[0], line(separate, stride=2, per=per)[0])
 
 
 def test_rounding_of_products_does_not_move_the_end():
@@ -82,16 +82,16 @@ def test_rounding_of_products_does_not_move_the_end():
         assert coordinates.next.item() == end, (stride, tiles)
 
 
-def test_angles_keep_fractions_in_bfloat16_models():
+def test_angles_of_fractions_are_exact_in_bfloat16_models():
     stream = Stream.of([[Text(2000), Image(16, 16), Text(1)]])
     coordinates = create_scheme("v2pe", stride=64).coordinates(stream)
     fine = coordinates.ids[0, 0, 2000:2256]
     assert (len(fine.float().unique()), len(fine.bfloat16().unique())) == (256, 8)
-    turn = rotation(coordinates.ids, inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
-    assert turn.cos.dtype == torch.float32
+    rotary = rotation(coordinates.ids, inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
+    assert rotary.cos.dtype == torch.float32
     q = torch.randn(1, 1, 2257, 16).bfloat16()
     wide = rotation(coordinates.ids.float(), inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
-    assert torch.equal(turn.query(q), wide.query(q.float()).bfloat16())
+    assert torch.equal(rotary.query(q), wide.query(q.float()).bfloat16())
 
 
 def test_strides_are_drawn_in_training_only():
@@ -107,22 +107,22 @@ def test_strides_are_drawn_in_training_only():
     assert torch.equal(one.ids, two.ids)
     assert not torch.equal(one.ids, other.ids)
     assert one.draws is not None
-    drawn = one.draws.tolist()
-    assert len(set(drawn[1:6])) == 1
-    assert set(drawn) - {0.0} <= set(STRIDES)
-    assert len(set(drawn[8:])) > 2
-    assert drawn[0] == drawn[6] == 0
-    again = scheme.coordinates(stream, draws=one.draws)
-    assert torch.equal(again.ids, one.ids)
-    assert torch.equal(again.next, one.next)
-    still = scheme.coordinates(stream, training=False, generator=torch.Generator().manual_seed(1))
-    assert still.draws is None
+    draws = one.draws.tolist()
+    assert len(set(draws[1:6])) == 1
+    assert set(draws) - {0.0} <= set(STRIDES)
+    assert len(set(draws[8:])) > 2
+    assert draws[0] == draws[6] == 0
+    replayed = scheme.coordinates(stream, draws=one.draws)
+    assert torch.equal(replayed.ids, one.ids)
+    assert torch.equal(replayed.next, one.next)
+    evaluated = scheme.coordinates(stream, training=False, generator=torch.Generator().manual_seed(1))
+    assert evaluated.draws is None
     assert torch.equal(
-        still.ids, create_scheme("v2pe", train_strides=None).coordinates(stream, training=True).ids
+        evaluated.ids, create_scheme("v2pe", train_strides=None).coordinates(stream, training=True).ids
     )
 
 
-def test_drawn_strides_are_used():
+def test_random_strides_are_used():
     stream = Stream.of([[Text(1), Image(1, 4, (1, 2)), Text(1), Image(1, 5), Text(1)]])
     scheme = create_scheme("v2pe", train_strides=(2,))
     assert torch.equal(scheme.coordinates(stream, training=True).ids[0, 0], line(stream, stride=2)[0])

@@ -1,4 +1,4 @@
-"""VideoRoPE, HoPE and TAD-RoPE: layouts, worked examples, what is drawn, decoding, gradients."""
+"""VideoRoPE, HoPE and TAD-RoPE: layouts, worked examples, draws, decoding, gradients."""
 
 import math
 
@@ -16,15 +16,15 @@ OTHER = [Video(2, 2, 7, seconds=0.5), Text(1), Image(1, 1), Text(2)]
 DIAGONAL = ("videorope", "hope_vlm")
 
 
-def ids(scheme, *rows, **how):
-    return create_scheme(scheme).coordinates(Stream.of(rows), **how).ids
+def ids(scheme, *rows, **kwargs):
+    return create_scheme(scheme).coordinates(Stream.of(rows), **kwargs).ids
 
 
 def rows_of(result, axis, row=0):
     return result[axis, row].tolist()
 
 
-def test_frames_of_videorope_by_hand():
+def test_worked_example_of_videorope():
     """Three text tokens and a marker, then three frames of 3 x 4 at intervals of two steps, then a marker."""
     result = ids("videorope", [Text(4), Video(3, 3, 4), Text(1)])
     assert rows_of(result, 0) == [0, 1, 2, 3] + [4] * 12 + [6] * 12 + [8] * 12 + [9]
@@ -34,7 +34,7 @@ def test_frames_of_videorope_by_hand():
     assert result[:, 0, -1].tolist() == [9, 9, 9]
 
 
-def test_frames_of_hope_by_hand():
+def test_worked_example_of_hope():
     """A marker, five frames of 2 x 3 at three quarters of a step, a marker."""
     result = ids("hope_vlm(scale=0.75)", [Text(1), Video(5, 2, 3), Text(1)])
     assert rows_of(result, 0) == [0] + [1 + 0.75 * f for f in range(5) for _ in range(6)] + [5]
@@ -42,7 +42,7 @@ def test_frames_of_hope_by_hand():
     assert rows_of(result, 2)[1:13] == [0, 1, 2, 0, 1, 2, 0.75, 1.75, 2.75, 0.75, 1.75, 2.75]
 
 
-def test_tokens_of_tad_rope_by_hand():
+def test_worked_example_of_tad_rope():
     result = create_scheme("tad_rope").coordinates(
         Stream.of([[Text(2), Video(2, 1, 3), Text(2), Image(1, 2), Text(1)]])
     )
@@ -65,8 +65,8 @@ def test_tokens_of_tad_rope_by_hand():
 def test_time_has_the_lowest_frequencies(sections, axes):
     pairs = sum(sections)
     assert "".join("thw"[a] for a in create_scheme("videorope", sections=sections).allocation(pairs)) == axes
-    still = create_scheme("hope_vlm", sections=sections).allocation(pairs)
-    assert "".join({ZERO: "t", 1: "h", 2: "w"}[int(a)] for a in still) == axes
+    allocation = create_scheme("hope_vlm", sections=sections).allocation(pairs)
+    assert "".join({ZERO: "t", 1: "h", 2: "w"}[int(a)] for a in allocation) == axes
 
 
 @cases(
@@ -81,8 +81,8 @@ def test_time_has_the_lowest_frequencies(sections, axes):
 def test_the_layout_of_the_package_is_one_pair_alongside(sections, axes):
     options = {"sections": sections, "layout": "package"}
     assert "".join("thw"[a] for a in create_scheme("videorope", **options).allocation(len(axes))) == axes
-    still = create_scheme("hope_vlm", **options).allocation(len(axes))
-    assert (still == ZERO).tolist() == [a == "t" for a in axes]
+    allocation = create_scheme("hope_vlm", **options).allocation(len(axes))
+    assert (allocation == ZERO).tolist() == [a == "t" for a in axes]
 
 
 def test_shares_of_axes_by_default():
@@ -94,8 +94,8 @@ def test_shares_of_axes_by_default():
 
 @cases("pairs", [8, 16, 64])
 @cases("layout", ["paper", "package"])
-def test_text_alone_is_plain_rotary_embedding(pairs, layout):
-    """Bit for bit, far from the start and with padding on either side; HoPE is not, and says so."""
+def test_text_only_equals_plain_rotary_embedding(pairs, layout):
+    """Bit for bit, also far from the start and with padding on either side; HoPE reports that it differs."""
     freqs = inverse_frequencies(2 * pairs, 1e6)
     plain = torch.arange(700, 900).float()[:, None] * freqs
     for padding in ("left", "right"):
@@ -150,7 +150,7 @@ def test_an_image_is_the_centred_grid_whatever_the_scale(name, centre):
     assert torch.equal(result[0][:, 0, 2:14], grid)
 
 
-def test_coordinates_below_zero_are_stored():
+def test_negative_coordinates_are_preserved():
     result = ids("videorope", [Image(5, 7), Text(1)])
     assert result[:, 0].amin(1).tolist() == [0, -2, -3]
     assert result[:, 0, -1].tolist() == [1, 1, 1]
@@ -159,7 +159,7 @@ def test_coordinates_below_zero_are_stored():
 @cases("centre", ["floor", "exact"])
 @cases("name", DIAGONAL)
 @cases("size", [(1, 1, 1), (3, 2, 5), (1, 6, 3), (4, 1, 2)])
-def test_text_goes_on_after_the_time_or_after_everything(size, name, centre):
+def test_text_continues_after_time_or_after_all_coordinates(size, name, centre):
     for after in ("time", "max"):
         scheme = create_scheme(name, after=after, centre=centre, scale=1.5)
         result = scheme.coordinates(Stream.of([[Text(3), Video(*size), Text(2)]]))
@@ -177,25 +177,25 @@ def test_seconds_between_frames():
 
 
 @cases("name", [*DIAGONAL, "tad_rope"])
-def test_padding_and_neighbours_do_not_matter(name):
-    """The same on either side, alone, in a batch, packed, in a longer batch, and in a second call."""
+def test_padding_and_other_samples_have_no_effect(name):
+    """Equal with padding on either side, separately, in a batch, packed, in a longer batch, and in a second call."""
     scheme = create_scheme(name)
-    alone = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
     for padding in ("left", "right"):
         for length in (None, 200):
             stream = Stream.of([ROW, OTHER], padding, length)
             for _ in range(2):
                 result = scheme.coordinates(stream, padding=-3)
                 for row in range(2):
-                    assert torch.equal(result.ids[:, row, stream.mask[row]], alone[row])
+                    assert torch.equal(result.ids[:, row, stream.mask[row]], single[row])
                 assert (result.ids.movedim(0, -1)[~stream.mask] == -3).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
-    assert torch.equal(packed, torch.cat(alone, 1))
+    assert torch.equal(packed, torch.cat(single, 1))
 
 
 @cases("spec", ["videorope(scale=0.75)", "hope_vlm(scale=1.25,after=max)", "tad_rope"])
-def test_decoding_goes_on_where_the_text_ends(spec):
-    """As if the tokens had been there from the start, in one go and in parts."""
+def test_decoding_continues_the_text(spec):
+    """Decoded coordinates, at once and in parts, equal those of a longer prompt."""
     scheme = create_scheme(spec)
     full = scheme.coordinates(Stream.of([[*ROW, Text(6)]]))
     first = scheme.coordinates(Stream.of([ROW]))
@@ -212,8 +212,8 @@ def test_decoding_goes_on_where_the_text_ends(spec):
         assert torch.equal(number + coordinates.delta()[0], coordinates.next)
 
 
-def test_hope_does_not_turn_its_last_channels():
-    """Cosine 1 and sine 0 for text and images equally; these channels of queries and keys stay to the bit."""
+def test_hope_does_not_rotate_its_last_channels():
+    """Cosine 1 and sine 0 for text and images; these channels of queries and keys are unchanged bit for bit."""
     scheme = create_scheme("hope_vlm(sections=[4,6,6],scale=0.75)")
     result = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     axis, freqs = scheme.allocation(16), inverse_frequencies(32, 1e4)
@@ -233,7 +233,7 @@ def test_hope_does_not_turn_its_last_channels():
 
 
 def scales_of(result):
-    """Return what was drawn for each image."""
+    """Return the scale of each image."""
     return result.draws[Stream.of([ROW, OTHER, ROW]).blocks.visual].tolist()
 
 
@@ -244,37 +244,37 @@ def test_hope_draws_one_scale_for_each_image_in_order():
     expected = torch.tensor(scheme.train_scales)[torch.randint(5, (6,), generator=generator)]
     assert scales_of(actual) == expected.tolist()
     assert len(set(expected.tolist())) > 1
-    more = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
-    again = scheme.coordinates(more, training=True, generator=torch.Generator().manual_seed(3))
-    assert again.draws[more.blocks.visual].tolist() == expected.tolist()
+    with_text = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
+    replayed = scheme.coordinates(with_text, training=True, generator=torch.Generator().manual_seed(3))
+    assert replayed.draws[with_text.blocks.visual].tolist() == expected.tolist()
     for row, scale in ((0, expected[1]), (2, expected[5])):
         times = actual.ids[0, row, 20:56].reshape(3, 12)
         assert torch.equal(times, (6 + scale.double() * torch.arange(3))[:, None].expand(3, 12))
 
 
-def test_hope_draws_from_the_generator_that_is_passed_and_from_no_other():
+def test_hope_uses_the_passed_generator_only():
     scheme, stream = create_scheme("hope_vlm"), Stream.of([ROW, OTHER, ROW])
     generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
-    drawn = [scales_of(scheme.coordinates(stream, training=True, generator=generator)) for _ in range(30)]
+    scales = [scales_of(scheme.coordinates(stream, training=True, generator=generator)) for _ in range(30)]
     assert torch.equal(torch.get_rng_state(), before)
-    assert {s for d in drawn for s in d} == set(scheme.train_scales)
-    assert len({tuple(d) for d in drawn}) > 20
+    assert {s for d in scales for s in d} == set(scheme.train_scales)
+    assert len({tuple(d) for d in scales}) > 20
     scheme.coordinates(stream, training=True)
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_hope_repeats_what_was_drawn():
+def test_hope_replays_draws():
     scheme, stream = create_scheme("hope_vlm(train_scales=[0.5,1.5])"), Stream.of([ROW, OTHER, ROW])
     result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
-    again = scheme.coordinates(stream, training=True, draws=result.draws)
-    assert torch.equal(result.ids, again.ids)
-    assert torch.equal(result.next, again.next)
+    replayed = scheme.coordinates(stream, training=True, draws=result.draws)
+    assert torch.equal(result.ids, replayed.ids)
+    assert torch.equal(result.next, replayed.next)
     with pytest.raises(ShapeError, match="one value for each of 14 blocks, got \\(6,\\)"):
         scheme.coordinates(stream, draws=torch.ones(6))
 
 
 @cases("name", [*DIAGONAL, "tad_rope"])
-def test_nothing_is_drawn_where_nothing_is_random(name):
+def test_no_draws_without_randomness(name):
     scheme, stream, before = create_scheme(name), Stream.of([ROW, OTHER]), torch.get_rng_state()
     result = scheme.coordinates(stream, training=name != "hope_vlm")
     assert result.draws is None
@@ -294,23 +294,23 @@ def test_the_scale_changes_videos_only():
 @cases("heads", [(2, 1), (6, 3)])
 @cases("layout", ["half", "interleaved"])
 def test_gradients_of_rotated_queries_and_keys(spec, heads, layout):
-    """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
+    """Full tensors against complex numbers in float64; gradients are rotated by the negative angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
     actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(16, 1e4), scheme.allocation(8)
-    turn = rotation(actual.ids, freqs, axis, layout=layout)
+    rotary = rotation(actual.ids, freqs, axis, layout=layout)
     angle = torch.zeros(*actual.mask.shape, 8, dtype=torch.float64)
     for pair, a in enumerate(axis.tolist()):
         if a != ZERO:
             angle[..., pair] = actual.ids[a] * freqs[pair].double()
-    for method, h in zip((turn.query, turn.key), heads, strict=True):
+    for method, h in zip((rotary.query, rotary.key), heads, strict=True):
         x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 16, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
-        for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
+        for tensor, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
             expected = rotated(value.double(), sign * angle[:, None], layout)
-            torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5)
+            torch.testing.assert_close(tensor.double(), expected, rtol=0, atol=2e-5)
 
 
 def rotated(x, angle, layout):
@@ -325,15 +325,15 @@ def rotated(x, angle, layout):
 
 
 def test_scores_depend_on_distances_only():
-    """Moving a whole sequence changes no score between its tokens."""
+    """Shifting a sequence does not change the scores between its tokens."""
     scheme, generator = create_scheme("videorope"), torch.Generator().manual_seed(2)
     freqs, axis = inverse_frequencies(32, 1e4).double(), scheme.allocation(16)
     q, k = (torch.randn(1, 1, 60, 32, dtype=torch.float64, generator=generator) for _ in range(2))
     scores = []
     for start in (0, 1000):
         result = scheme.coordinates(Stream.of([ROW]), start=torch.tensor([start]))
-        turn = rotation(result.ids, freqs, axis)
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        rotary = rotation(result.ids, freqs, axis)
+        scores.append(rotary.query(q) @ rotary.key(k).mT)
     torch.testing.assert_close(*scores, rtol=0, atol=math.sqrt(32) * 2e-3)  # tables are in float32
 
 
@@ -379,5 +379,5 @@ def test_sections_must_fill_a_head():
 
 
 @cases("spec", ["videorope(sections=[4,6,6],scale=1.5,layout=package)", "hope_vlm(train_scales=[1,2])"])
-def test_specs_come_back(spec):
+def test_specs_round_trip(spec):
     assert create_scheme(str(create_scheme(spec))) == create_scheme(spec)

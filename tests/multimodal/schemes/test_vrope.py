@@ -18,13 +18,13 @@ def ids_of(segment, before=3, **options):
 
 def test_worked_example():
     coordinates = create_scheme("vrope").coordinates(Stream.of([[Text(2), Image(2, 3), Text(1)]]))
-    want = [
+    expected = [
         [0, 1, 2, 3, 4, 3, 4, 5, 6],
         [0, 1, 4, 3, 2, 5, 4, 3, 6],
         [0, 1, 3, 4, 5, 2, 3, 4, 6],
         [0, 1, 5, 4, 3, 4, 3, 2, 6],
     ]
-    assert coordinates.ids[:, 0].tolist() == want
+    assert coordinates.ids[:, 0].tolist() == expected
     assert coordinates.decode(2)[:, 0].tolist() == [[7, 8]] * 4
 
 
@@ -62,16 +62,16 @@ def test_frames_may_be_closer():
 
 
 @cases("pairs", [4, 7, 16, 33])
-def test_text_turns_as_by_one_position(pairs):
+def test_text_is_rotated_as_by_one_position(pairs):
     stream, freqs = Stream.of([[Text(50)], [Text(9)]], padding="left"), inverse_frequencies(2 * pairs, 1e6)
-    result, want = (
+    result, expected = (
         angles(s.coordinates(stream).ids, freqs, s.allocation(pairs))
         for s in (create_scheme("vrope"), create_scheme("rope1d"))
     )
-    assert torch.equal(result, want)
+    assert torch.equal(result, expected)
 
 
-def test_pairs_take_the_axes_in_turn():
+def test_axes_of_pairs_alternate():
     scheme = create_scheme("vrope")
     assert scheme.allocation(7).tolist() == [0, 1, 2, 3, 0, 1, 2]
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_pairs_take_the_axes_in_turn():
         scheme.allocation(3)
 
 
-def test_answers_to_one_question_do_not_see_each_other():
+def test_answers_to_one_question_do_not_attend_to_each_other():
     a, b = Text(3, shared=True), Text(5, shared=True)
     question = [Text(2), Image(3, 4), Text(1)]  # 15 tokens
     x = torch.randn(3, 1, 2, 23, 16, dtype=torch.float64)
@@ -90,10 +90,10 @@ def test_answers_to_one_question_do_not_see_each_other():
         stream, scheme = Stream.of(rows), create_scheme("vrope")
         coordinates = scheme.coordinates(stream)
         assert coordinates.next.item() == 2 + 6 + 1
-        turn = rotation(coordinates.ids, inverse_frequencies(16), scheme.allocation(8))
-        outs.append(attention(*tokens, transform=turn, attn_mask=stream.attention_mask()))
+        rotary = rotation(coordinates.ids, inverse_frequencies(16), scheme.allocation(8))
+        outs.append(attention(*tokens, transform=rotary, attn_mask=stream.attention_mask()))
     torch.testing.assert_close(outs[0][..., order, :], outs[1], rtol=1e-12, atol=1e-12)
-    alone, scheme = Stream.of([question]), create_scheme("vrope")
-    turn = rotation(scheme.coordinates(alone).ids, inverse_frequencies(16), scheme.allocation(8))
-    want = attention(*x[..., :15, :], transform=turn, attn_mask=alone.attention_mask())
-    torch.testing.assert_close(outs[0][..., :15, :], want, rtol=1e-12, atol=1e-12)
+    single, scheme = Stream.of([question]), create_scheme("vrope")
+    rotary = rotation(scheme.coordinates(single).ids, inverse_frequencies(16), scheme.allocation(8))
+    expected = attention(*x[..., :15, :], transform=rotary, attn_mask=single.attention_mask())
+    torch.testing.assert_close(outs[0][..., :15, :], expected, rtol=1e-12, atol=1e-12)

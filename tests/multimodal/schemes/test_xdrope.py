@@ -26,13 +26,13 @@ LAYOUTS = ("paired", "elementwise")
 
 
 def axis_of_channel(channel, sections, layout):
-    """Return the axis that a channel reads, from the definition."""
+    """Return the axis of a channel, from the definition."""
     pairs = sum(sections)
-    place, width = (channel % pairs, 1) if layout == "paired" else (channel, 2)
+    index, width = (channel % pairs, 1) if layout == "paired" else (channel, 2)
     for axis, section in enumerate(sections):
-        if place < width * section:
+        if index < width * section:
             return axis
-        place -= width * section
+        index -= width * section
     raise AssertionError(channel)
 
 
@@ -56,9 +56,9 @@ def test_rotation_is_that_of_the_formula(sections, layout):
     stream = Stream.of([[Text(2), Image(2, 3), Text(1), Image(1, 2)], [Text(3)]], "left")
     ids = scheme.coordinates(stream).ids
     q, k = (torch.randn(2, h, stream.shape[1], 16, dtype=torch.float64) for h in (2, 1))
-    turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
-    torch.testing.assert_close(turn.query(q), rotated(q, ids, sections, layout), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(turn.key(k), rotated(k, ids, sections, layout), rtol=1e-6, atol=1e-6)
+    rotary = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
+    torch.testing.assert_close(rotary.query(q), rotated(q, ids, sections, layout), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rotary.key(k), rotated(k, ids, sections, layout), rtol=1e-6, atol=1e-6)
 
 
 def test_coordinates_of_an_example():
@@ -71,10 +71,10 @@ def test_coordinates_of_an_example():
         [0, 1, 0, 0, 0, 5, 1, 1, 1, 1],
     ]
     assert result[3, 1, :3].tolist() == [0, 0, 1]
-    counted = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows))
-    assert counted.ids[3, 1, :3].tolist() == [0, 2, 3]
-    assert counted.next.tolist() == [10, 3]
-    assert counted.delta("max").tolist() == [[0], [1]]  # the image index 3 is above the third token
+    per_batch = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows))
+    assert per_batch.ids[3, 1, :3].tolist() == [0, 2, 3]
+    assert per_batch.next.tolist() == [10, 3]
+    assert per_batch.delta("max").tolist() == [[0], [1]]  # the image index 3 is above the third token
     three = create_scheme("xdrope(sections=[2,3,3])").coordinates(Stream.of(rows)).ids
     assert torch.equal(three, result[1:])
 
@@ -85,24 +85,24 @@ def test_parallel_images_have_one_index(align):
     rows = [[Image(1, 1), Parallel(members, align=align), Image(1, 1)], [Image(1, 1)]]
     index = create_scheme("xdrope").coordinates(Stream.of(rows)).ids[3]
     assert index.tolist() == [[0, 1, 1, 1, 2, 2, 3], [0] * 7]
-    counted = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows)).ids[3]
-    assert counted[1, 0] == 4
+    result = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows)).ids[3]
+    assert result[1, 0] == 4
 
 
 @cases("layout", LAYOUTS)
-def test_text_is_rotated_as_before(layout):
+def test_text_is_rotated_as_by_rope1d(layout):
     scheme = create_scheme("xdrope", layout=layout)
     assert is_text_exact(scheme, pairs=16)
     assert scheme.allocation(9).shape == ((9,) if layout == "paired" else (18,))
 
 
-def test_only_paired_sections_keep_norms():
+def test_only_paired_sections_preserve_norms():
     stream = Stream.of([[Text(9), Image(3, 4)]])
     q, norms = torch.randn(1, 1, 21, 16, dtype=torch.float64), {}
     for layout in LAYOUTS:
         scheme = create_scheme("xdrope", layout=layout)
-        turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(16), scheme.allocation(8))
-        norms[layout] = turn.query(q).norm(dim=-1)
+        rotary = rotation(scheme.coordinates(stream).ids, inverse_frequencies(16), scheme.allocation(8))
+        norms[layout] = rotary.query(q).norm(dim=-1)
     torch.testing.assert_close(norms["paired"], q.norm(dim=-1))
     torch.testing.assert_close(norms["elementwise"][..., :9], q.norm(dim=-1)[..., :9])
     assert (norms["elementwise"] / q.norm(dim=-1) - 1).abs().max() > 0.05
@@ -172,21 +172,21 @@ def test_shapes_of_processor_outputs():
 
 
 def random_batch(generator, merge):
-    """Return types, grids and mask of random rows, as HunyuanVL's processor would write them."""
+    """Return types, grids and mask of random rows, in the format of HunyuanVL's processor."""
 
-    def drawn(least, most):
+    def randint(least, most):
         return int(torch.randint(least, most + 1, (), generator=generator))
 
     rows, grids = [], []
-    for _ in range(drawn(1, 3)):
-        row = [0] * drawn(1, 4)
-        for _ in range(drawn(0, 3)):
-            h, w = (merge * drawn(1, 4) + drawn(0, merge - 1) for _ in range(2))
+    for _ in range(randint(1, 3)):
+        row = [0] * randint(1, 4)
+        for _ in range(randint(0, 3)):
+            h, w = (merge * randint(1, 4) + randint(0, merge - 1) for _ in range(2))
             grids.append([1, h, w])
-            row += [1] * ((h // merge) * (w // merge + 1) + 2 * drawn(0, 1)) + [0] * drawn(1, 3)
+            row += [1] * ((h // merge) * (w // merge + 1) + 2 * randint(0, 1)) + [0] * randint(1, 3)
         rows.append(row)
-    longest = max(map(len, rows)) + drawn(0, 2)
-    left = bool(drawn(0, 1))
+    longest = max(map(len, rows)) + randint(0, 2)
+    left = bool(randint(0, 1))
     padded = [[0] * (longest - len(r)) + r if left else r + [0] * (longest - len(r)) for r in rows]
     ones = [[1] * len(r) for r in rows]
     mask = [[0] * (longest - len(o)) + o if left else o + [0] * (longest - len(o)) for o in ones]

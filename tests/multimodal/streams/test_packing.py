@@ -1,4 +1,4 @@
-"""Packed rows: what attends to what, and that a packed sample is encoded as it is alone."""
+"""Packed rows: attention masks, and packed samples equal to separate ones."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ def image(mask):
     return ["".join("x" if m else "." for m in row) for row in mask.tolist()]
 
 
-def test_packed_samples_do_not_see_each_other():
+def test_packed_samples_do_not_attend_to_each_other():
     mask = Stream.of([[[Text(2)], [Image(1, 2), Text(1)]]], "left", 6).attention_mask()
     assert mask.shape == (1, 1, 6, 6)
     assert mask.dtype == torch.bool
     assert image(mask[0, 0]) == ["......", ".x....", ".xx...", "...x..", "...xx.", "...xxx"]
 
 
-def test_shared_runs_see_what_came_before_and_themselves():
+def test_shared_runs_attend_to_the_prompt_and_themselves():
     mask = Stream.of([[Text(1), Text(2, shared=True), Text(1, shared=True), Text(1)]]).attention_mask()
     assert image(mask[0, 0]) == ["x....", "xx...", "xxx..", "x..x.", "x...x"]
 
@@ -83,21 +83,21 @@ def pieces_of(ids, mask, rows):
 @pytest.mark.parametrize("name", NAMES)
 @quick
 @given(data=st.data())
-def test_a_packed_sample_has_the_coordinates_it_has_alone(name, data):
+def test_a_packed_sample_has_the_coordinates_of_a_separate_one(name, data):
     scheme = create_scheme({"name": name, **data.draw(OPTIONS[name])})
     rows = data.draw(batches((*PIECES.get(name, EVERY), shared)))
     stream = Stream.of(rows)
     packed = scheme.coordinates(stream)
     samples = [d for row in rows for d in oracle.documents_of(row) if d]
-    alone = scheme.coordinates(Stream.of(samples, "left"))
+    single = scheme.coordinates(Stream.of(samples, "left"))
     together = [p for p in pieces_of(packed.ids, stream.mask, rows) if p.shape[1]]
-    apart = pieces_of(alone.ids, alone.mask, samples)
-    for a, b in zip(together, apart, strict=True):
+    pieces = pieces_of(single.ids, single.mask, samples)
+    for a, b in zip(together, pieces, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9 if name == "circlerope" else 0)
     ends = [sum(bool(d) for r in rows[: i + 1] for d in oracle.documents_of(r)) - 1 for i in range(len(rows))]
     for row, end in enumerate(ends):
         if rows[row]:
-            torch.testing.assert_close(packed.next[row], alone.next[end], rtol=0, atol=1e-9)
+            torch.testing.assert_close(packed.next[row], single.next[end], rtol=0, atol=1e-9)
         else:
             assert packed.next[row] == 0
 
@@ -116,7 +116,7 @@ def attend(q, k, v, rotated, mask):
 
 
 @cases("name", NAMES)
-def test_attention_over_packed_rows_is_that_of_samples_alone(name):
+def test_attention_over_packed_rows_equals_that_of_separate_samples(name):
     """With the stream's mask; outputs and gradients of q, k and v."""
     scheme, pairs = create_scheme(name), 8
     frequencies = (100 ** (-torch.arange(pairs) / pairs)).float()
@@ -130,21 +130,21 @@ def test_attention_over_packed_rows_is_that_of_samples_alone(name):
     grads = torch.autograd.grad(packed, (q, k, v), cotangent)
     at = 0
     for sample in SAMPLES:
-        own = Stream.of([sample])
-        here = slice(at, at + own.shape[1])
-        at += own.shape[1]
-        rotated = rotation(scheme.coordinates(own).ids, frequencies, axis)
-        arguments = [x[:, :, here].detach().requires_grad_() for x in (q, k, v)]
-        expected = attend(*arguments, rotated, own.attention_mask())
-        torch.testing.assert_close(packed[:, :, here], expected, rtol=0, atol=1e-6)
-        alone = torch.autograd.grad(expected, arguments, cotangent[:, :, here])
-        for a, b in zip(grads, alone, strict=True):
-            torch.testing.assert_close(a[:, :, here], b, rtol=0, atol=1e-5)
+        sample_stream = Stream.of([sample])
+        span = slice(at, at + sample_stream.shape[1])
+        at += sample_stream.shape[1]
+        rotated = rotation(scheme.coordinates(sample_stream).ids, frequencies, axis)
+        arguments = [x[:, :, span].detach().requires_grad_() for x in (q, k, v)]
+        expected = attend(*arguments, rotated, sample_stream.attention_mask())
+        torch.testing.assert_close(packed[:, :, span], expected, rtol=0, atol=1e-6)
+        single = torch.autograd.grad(expected, arguments, cotangent[:, :, span])
+        for a, b in zip(grads, single, strict=True):
+            torch.testing.assert_close(a[:, :, span], b, rtol=0, atol=1e-5)
     assert at == n
 
 
-def test_answers_that_share_a_start_do_not_move_each_other():
-    """Each of several answers is encoded as if it alone followed the question, in either order."""
+def test_answers_with_a_common_start_do_not_affect_each_other():
+    """Each of several answers is encoded as if it followed the question directly, in either order."""
     scheme = create_scheme("mrope_i")
     question, answers = [Text(4), Image(2, 3), Text(1)], (Text(3, shared=True), Text(5, shared=True))
     frequencies = torch.rand(8)
@@ -154,31 +154,31 @@ def test_answers_that_share_a_start_do_not_move_each_other():
     for order in ((0, 1), (1, 0)):
         stream = Stream.of([[*question, *(answers[i] for i in order)]])
         positions = [torch.arange(11, 14), torch.arange(14, 19)]
-        moved = torch.cat([torch.arange(11), *(positions[i] for i in order)])
+        permutation = torch.cat([torch.arange(11), *(positions[i] for i in order)])
         rotated = rotation(scheme.coordinates(stream).ids, frequencies, axis)
         out = torch.empty_like(x[0])
-        out[:, :, moved] = attend(*x[:, :, :, moved], rotated, stream.attention_mask())
+        out[:, :, permutation] = attend(*x[:, :, :, permutation], rotated, stream.attention_mask())
         outs.append(out)
     torch.testing.assert_close(outs[0], outs[1])
     for i, positions in enumerate((slice(11, 14), slice(14, 19))):
-        alone = Stream.of([[*question, Text(answers[i].tokens)]])
-        here = torch.cat([torch.arange(11), torch.arange(positions.start, positions.stop)])
-        rotated = rotation(scheme.coordinates(alone).ids, frequencies, axis)
-        expected = attend(*x[:, :, :, here], rotated, alone.attention_mask())
-        torch.testing.assert_close(outs[0][:, :, here], expected)
+        single = Stream.of([[*question, Text(answers[i].tokens)]])
+        indices = torch.cat([torch.arange(11), torch.arange(positions.start, positions.stop)])
+        rotated = rotation(scheme.coordinates(single).ids, frequencies, axis)
+        expected = attend(*x[:, :, :, indices], rotated, single.attention_mask())
+        torch.testing.assert_close(outs[0][:, :, indices], expected)
 
 
-def test_what_follows_a_shared_run_starts_where_it_starts():
+def test_segments_after_a_shared_run_start_at_its_start():
     coordinates = create_scheme("mrope").coordinates(Stream.of([[Text(2), Text(3, shared=True)]]))
     assert coordinates.ids[0, 0].tolist() == [0, 1, 2, 3, 4]
     assert coordinates.decode(2)[0, 0].tolist() == [2, 3]
 
 
-def test_a_start_moves_the_first_sample_of_a_row_alone():
+def test_a_start_shifts_the_first_sample_of_a_row_only():
     rows = [[[Text(2)], [Image(1, 2)]], [[Text(1), Image(2, 1)]]]
     scheme = create_scheme("mrope")
     plain = scheme.coordinates(Stream.of(rows))
-    moved = scheme.coordinates(Stream.of(rows), start=torch.tensor([100, 7]))
-    assert moved.ids[0].tolist() == [[100, 101, 0, 0], [7, 8, 8, 0]]
-    assert (moved.ids - plain.ids)[1].tolist() == [[100, 100, 0, 0], [7, 7, 7, 0]]
-    assert moved.next.tolist() == [2, 10]
+    shifted = scheme.coordinates(Stream.of(rows), start=torch.tensor([100, 7]))
+    assert shifted.ids[0].tolist() == [[100, 101, 0, 0], [7, 8, 8, 0]]
+    assert (shifted.ids - plain.ids)[1].tolist() == [[100, 100, 0, 0], [7, 7, 7, 0]]
+    assert shifted.next.tolist() == [2, 10]

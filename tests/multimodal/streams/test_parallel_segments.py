@@ -1,4 +1,4 @@
-"""Segments that stand side by side: where they are, what sees what, and how the sequence goes on."""
+"""Parallel segments: coordinates, attention masks, and continuation of the sequence."""
 
 import pytest
 import torch
@@ -18,20 +18,20 @@ def coordinates(name, *segments, **options):
 
 
 @cases("name", SCHEMES)
-def test_members_are_where_they_would_be_alone(name):
+def test_members_have_the_coordinates_of_separate_segments(name):
     result = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
-    alone = [coordinates(name, Text(3), image) for image in PICTURES]
+    single = [coordinates(name, Text(3), image) for image in PICTURES]
     parts = result.ids[0:, 0].split([3, 15, 8, 3, 2], 1)
-    for part, one in zip(parts[1:4], alone, strict=True):
+    for part, one in zip(parts[1:4], single, strict=True):
         torch.testing.assert_close(part, one.ids[:, 0, 3:], rtol=0, atol=1e-9)
-    assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in alone)
+    assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in single)
     torch.testing.assert_close(
         result.ids[:, :, -1:], coordinates(name, Text(3), Parallel(PICTURES), Text(1)).decode(1)
     )
 
 
 @cases("name", ["rope1d", "mrope_i", "v2pe"])
-def test_members_that_end_together_leave_room_for_all(name):
+def test_members_that_end_together_use_the_maximum_length(name):
     result = coordinates(name, Text(3), Parallel(PICTURES, see="all", align="end"), Text(2))
     costs = [float(coordinates(name, image).next) for image in PICTURES]
     assert coordinates(name, Text(3), Parallel(PICTURES, align="end")).next == 3 + sum(costs)
@@ -48,7 +48,7 @@ def visible(*segments, padding="right", length=None):
     return Stream.of([list(segments)], padding, length).attention_mask()[0, 0]
 
 
-def test_sources_see_themselves_the_target_them_and_the_query_all():
+def test_attention_mask_of_sources_target_and_query():
     mask = visible(Text(2), Parallel([Text(2), [Text(1), Image(1, 2)]], target=Text(2)), Text(1))
     causal = torch.ones(10, 10, dtype=torch.bool).tril()
     expected = torch.zeros(10, 10, dtype=torch.bool)
@@ -58,21 +58,21 @@ def test_sources_see_themselves_the_target_them_and_the_query_all():
     assert torch.equal(mask, expected & causal)
 
 
-def test_members_that_see_all_see_each_other_in_both_directions():
+def test_members_that_see_all_attend_to_each_other_bidirectionally():
     mask = visible(Text(2), Parallel([Text(2), Text(3)], see="all"), Text(1))
     expected = torch.ones(8, 8, dtype=torch.bool).tril()
     expected[2:4, 4:7] = True
     assert torch.equal(mask, expected)
 
 
-def test_without_sets_the_mask_is_as_before():
+def test_without_sets_the_mask_is_causal():
     assert torch.equal(visible(Text(2), Image(2, 2)), torch.ones(6, 6, dtype=torch.bool).tril())
     assert Stream.of([[Text(3)]]).blocks.parallel is None
 
 
 @cases("padding", ["left", "right"])
 @cases("name", ["rope1d", "mrope"])
-def test_rows_padded_and_packed_are_those_of_each_alone(name, padding):
+def test_padded_and_packed_rows_equal_separate_ones(name, padding):
     one = [Text(1), Parallel([Text(2), Image(2, 3)], see="all", align="end"), Text(2)]
     two = [Parallel([Image(3, 2), Text(1), Image(1, 4)]), Text(3)]
     three = [Text(4)]
@@ -96,13 +96,13 @@ def test_permuted_members_permute_coordinates_and_masks():
     a = Stream.of([[Text(2), Parallel(members, see="all", align="end"), Text(2)]])
     b = Stream.of([[Text(2), Parallel([members[m] for m in order], see="all", align="end"), Text(2)]])
     parts = (2 + torch.arange(18)).split(sizes)
-    moved = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(20, 22)])
+    permuted = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(20, 22)])
     mrope = create_scheme("mrope")
-    assert torch.equal(mrope.coordinates(a).ids[..., moved], mrope.coordinates(b).ids)
-    assert torch.equal(a.attention_mask()[0, 0][moved][:, moved], b.attention_mask()[0, 0])
+    assert torch.equal(mrope.coordinates(a).ids[..., permuted], mrope.coordinates(b).ids)
+    assert torch.equal(a.attention_mask()[0, 0][permuted][:, permuted], b.attention_mask()[0, 0])
 
 
-def test_streams_by_hand_and_from_ids_agree():
+def test_streams_of_segments_and_from_ids_agree():
     hand = Stream.of([[Text(2), Parallel([[Text(1), Image(2, 2)], Text(2)], "all", "end"), Text(1)],
                       [Parallel([Image(1, 2)], "all", "end"), Parallel([Text(2), Text(1)], "all", "end")]])  # fmt: skip
     types = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
@@ -122,13 +122,13 @@ def test_streams_by_hand_and_from_ids_agree():
     assert torch.equal(result[0].next, result[1].next)
 
 
-def test_decoding_goes_on_as_the_prompt_would():
+def test_decoding_equals_a_longer_prompt():
     prompt = (Text(2), Parallel([Image(2, 5), Video(2, 2, 2)]), Text(1))
-    whole = coordinates("mrope_i", *prompt[:-1], Text(5))
-    assert torch.equal(coordinates("mrope_i", *prompt).decode(4), whole.ids[..., -4:])
+    full = coordinates("mrope_i", *prompt[:-1], Text(5))
+    assert torch.equal(coordinates("mrope_i", *prompt).decode(4), full.ids[..., -4:])
 
 
-def test_wrong_members_are_refused():
+def test_wrong_members_raise():
     with pytest.raises(InputError, match="a list of at least one member"):
         Parallel([])
     with pytest.raises(InputError, match="must be Text, Image or Video"):
@@ -141,7 +141,7 @@ def test_wrong_members_are_refused():
         Stream.from_ids(torch.zeros(1, 3, dtype=torch.long), members=torch.tensor([[0, 2, 1]]))
 
 
-def test_what_counts_in_an_order_refuses_members_side_by_side():
+def test_schemes_with_an_order_reject_parallel_members():
     stream = Stream.of([[Text(2), Parallel([Text(3), Image(2, 3)]), Text(2)]])
     with pytest.raises(UnsupportedCombination, match="bilevel numbers segments in order"):
         create_scheme("bilevel").coordinates(stream)

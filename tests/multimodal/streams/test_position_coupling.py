@@ -1,4 +1,4 @@
-"""Text that names cells of images, and the ids of two tasks."""
+"""Text coupled to cells of images, and the ids of two tasks."""
 
 import pytest
 import torch
@@ -19,37 +19,37 @@ def ids_of(name, *rows, padding="right"):
 
 
 @cases("name", SCHEMES)
-def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
+def test_text_has_the_coordinates_of_its_cells(name):
     cells = [(0, 0), (2, 3), (1, 2)]
     segments = [Text(2), Image(3, 4), Text(1), Text(3, cells=cells, of=0), Text(2)]
     plain = [*segments[:3], Text(3), Text(2)]
     for padding, shift in (("left", 5), ("right", 0)):
-        result, counted = (
+        result, rope1d = (
             ids_of(name, row, [Text(25)], padding=padding)[:, 0, shift:] for row in (segments, plain)
         )
         for k, (row, column) in enumerate(cells):
             assert torch.equal(result[:, 15 + k], result[:, 2 + 4 * row + column])
         others = torch.tensor([*range(15), 18, 19])  # what comes before and after is where it would be
-        assert torch.equal(result[:, others], counted[:, others])
-    here, there = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
-    assert torch.equal(here.next, there.next)
+        assert torch.equal(result[:, others], rope1d[:, others])
+    coupled, uncoupled = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
+    assert torch.equal(coupled.next, uncoupled.next)
 
 
 @cases("name", SCHEMES)
 def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(name):
-    """With rotations, whatever the scheme, the product of a coupled token with its cell is not turned."""
+    """In every scheme, the rotation does not change the product of a coupled token with its cell."""
     segments = [Text(5), Image(3, 4), Text(3, cells=[(0, 1), (2, 3), (1, 0)]), Text(1)]
     scheme = create_scheme(name)
-    turn = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
+    rotary = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
     q, k = torch.randn(2, 1, 2, 21, 32, dtype=torch.float64)
-    rotated, plain = turn.query(q) @ turn.key(k).mT, q @ k.mT
+    rotated, plain = rotary.query(q) @ rotary.key(k).mT, q @ k.mT
     for token, cell in ((17, 5 + 1), (18, 5 + 11), (19, 5 + 4)):
         torch.testing.assert_close(rotated[..., token, cell], plain[..., token, cell], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(rotated[..., cell, token], plain[..., cell, token], rtol=1e-6, atol=1e-6)
 
 
-def test_a_box_is_its_middle():
-    """Ends are included; between cells, the middle lies between them."""
+def test_a_box_has_the_coordinates_of_its_centre():
+    """Ends are inclusive; the centre may be between cells."""
     boxes = [(0, 0, 2, 2), (0, 1, 1, 1), (0, 0, 1, 1), (1, 2, 1, 3)]
     ids = ids_of("mrope(spatial_reset=true)", [Image(3, 4), Text(4, cells=boxes)])[:, 0, 12:]
     assert ids.T.tolist() == [[0, 1, 1], [0, 0.5, 1], [0, 0.5, 0.5], [0, 1, 2.5]]
@@ -79,8 +79,8 @@ def test_tiles_and_videos():
     assert ids_of("mrope", film)[:, 0, 12:].T.tolist() == [[2, 1, 0], [1, 0.5, 0.5]]
 
 
-def test_coupled_text_attends_as_its_cell_would():
-    """Nothing else in the row changes: attention of the other tokens, with the same keys, is the same."""
+def test_coupled_text_attends_like_its_cell():
+    """Attention of the other tokens, with the same keys, is unchanged."""
     plain, named = [Image(2, 2), Text(3)], [Image(2, 2), Text(1), Text(1, cells=[(1, 1)]), Text(1)]
     scheme, x = create_scheme("mrope"), torch.randn(3, 1, 2, 7, 32, dtype=torch.float64)
     one, other = (
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @cases(("message", "kind"), WRONG)
-def test_what_is_refused(message, kind):
+def test_errors(message, kind):
     images, options = WRONG[message, kind]
     with pytest.raises(kind, match=message):
         Stream.of([[*images, Text(3, **options)]])
@@ -161,13 +161,13 @@ def test_digits_of_equal_significance_share_an_id(reverse_input, reverse_output)
 
     text = written(a, reverse_input) + "+" + written(b, reverse_input) + "=" + written(total, reverse_output)
     powers = {}
-    for token, place in zip(text, [*question.tolist(), *answer.tolist()], strict=True):
+    for token, position in zip(text, [*question.tolist(), *answer.tolist()], strict=True):
         if token == "=":
-            assert place == (start if reverse_output else start + 5)
+            assert position == (start if reverse_output else start + 5)
         elif token == "+":
-            assert place == start
+            assert position == start
         else:
-            powers[place - start - 1] = (*powers.get(place - start - 1, ()), token)
+            powers[position - start - 1] = (*powers.get(position - start - 1, ()), token)
     assert {p: sorted(d) for p, d in powers.items()} == {
         0: sorted("785"), 1: sorted("461"), 2: sorted("90"), 3: ["1"],
     }  # fmt: skip

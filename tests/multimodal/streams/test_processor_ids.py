@@ -1,4 +1,4 @@
-"""Streams from types and grids: what they hold, and every way in which types and grids may not fit."""
+"""Streams from types and grids: contents, and errors of types and grids that do not match."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def same(ours, theirs):
     assert torch.equal(ours.mask, theirs.mask)
 
 
-def test_text_alone():
+def test_text_only():
     same(Stream.from_ids(types("ttt")), Stream.of([[Text(3)]]))
 
 
@@ -35,14 +35,14 @@ def test_grids_in_patches_are_divided_by_merge():
     same(result, Stream.of([[Text(1), Image(2, 3), Text(2)]]))
 
 
-def test_images_next_to_each_other_are_told_apart_by_their_grids():
+def test_adjacent_images_are_separated_by_their_grids():
     result = Stream.from_ids(types("iiiiiiii"), grids([1, 2, 3], [1, 2, 1]))
     same(result, Stream.of([[Image(2, 3), Image(2, 1)]]))
     assert result.blocks.picture.tolist() == [0, 1]
     assert result.blocks.ends.tolist() == [True, True]
 
 
-def test_image_and_video_next_to_each_other():
+def test_adjacent_image_and_video():
     result = Stream.from_ids(
         types("vviiiv"), grids([1, 1, 3]), grids([2, 1, 1], [1, 1, 1]), seconds=[0.5, 2.0]
     )
@@ -74,7 +74,7 @@ def test_padding_inside_an_image_and_between_texts():
     assert ids[1, 0].tolist() == [0, -9, 1, 2, -9, 3, 4, -9, 5]
 
 
-def test_a_row_that_is_all_padding():
+def test_a_row_of_padding():
     mask = torch.tensor([[0, 0, 0], [1, 1, 1], [0, 0, 0]]).bool()
     result = Stream.from_ids(types("ttt", "tii", "ivt"), grids([1, 1, 2]), mask=mask)
     assert result.lengths.tolist() == [0, 3, 0]
@@ -89,7 +89,7 @@ def test_packed_samples():
     same(result, Stream.of([[[Text(1), Image(1, 2)], [Image(2, 1), Text(1)], [Text(1)]]]))
 
 
-def test_samples_may_be_counted_from_any_number():
+def test_samples_may_start_at_any_number():
     kinds = types("tiiiitt")
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
     start = torch.tensor([10.0])
@@ -104,7 +104,7 @@ def test_samples_may_be_counted_from_any_number():
     assert ids[0][0, 0].tolist() == [10, 11, 11, 0, 0, 2, 0]
 
 
-def test_groups_part_texts():
+def test_groups_separate_texts():
     groups = torch.tensor([[0, 0, 1, 1, 1, 0]])
     result = Stream.from_ids(types("tttttt"), groups=groups)
     same(result, Stream.of([[Text(2), Text(3, group=1), Text(1)]]))
@@ -122,7 +122,7 @@ def test_tiles_with_text_between_them_are_one_image():
     assert result.blocks.tile[result.blocks.visual].tolist() == [[0, 0, 1, 2], [0, 1, 1, 2]]
 
 
-def test_frames_apart():
+def test_separate_frames():
     result = Stream.from_ids(
         types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2, seconds=torch.tensor([0.5]), separate_frames=True
     )
@@ -136,8 +136,8 @@ def test_frames_apart():
 def test_dtypes_do_not_matter_and_results_are_int64(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
     arguments = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
-    more = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
-    result = Stream.from_ids(*arguments, mask=mask.to(dtype), merge=2, **more)
+    extra = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
+    result = Stream.from_ids(*arguments, mask=mask.to(dtype), merge=2, **extra)
     same(result, Stream.of([[Text(1), Image(1, 2), Video(2, 1, 1)]], length=6))
     assert {getattr(result.blocks, f).dtype for f in FIELDS[:-1]} == {torch.int64}
     assert result.blocks.seconds.dtype == torch.float64
@@ -147,7 +147,7 @@ def test_dtypes_do_not_matter_and_results_are_int64(dtype):
 
 
 @pytest.mark.gpu
-def test_stays_on_the_device():
+def test_device_is_preserved():
     rows = [[Text(3), Image(2, 3), Video(2, 1, 2, 0.5)], [Text(4)]]
     expected = Stream.of(rows)
     clock = torch.tensor([0.5])
@@ -165,7 +165,7 @@ def test_stays_on_the_device():
         torch.testing.assert_close(ours.decode(2).cpu(), theirs.decode(2), rtol=0, atol=1e-9)
 
 
-def test_a_second_call_knows_nothing_of_the_first():
+def test_calls_are_independent():
     first = {"types": types("tiit", "tttt"), "images": grids([1, 1, 2])}
     second = {"types": types("ivvvvt"), "images": grids([1, 1, 1]), "videos": grids([2, 2, 1])}
     before = create_scheme("mrope").coordinates(Stream.from_ids(**first)).ids
@@ -177,9 +177,9 @@ def test_a_second_call_knows_nothing_of_the_first():
 
 def test_arguments_are_not_changed():
     arguments = {"types": types("tiit"), "images": grids([1, 2, 4]), "mask": torch.tensor([[1, 1, 1, 0]])}
-    retained = {k: v.clone() for k, v in arguments.items()}
+    copies = {k: v.clone() for k, v in arguments.items()}
     Stream.from_ids(**arguments, merge=2)
-    assert all(torch.equal(arguments[k], retained[k]) for k in arguments)
+    assert all(torch.equal(arguments[k], copies[k]) for k in arguments)
 
 
 WRONG = {
@@ -200,7 +200,7 @@ WRONG = {
 
 @cases("case", WRONG)
 @cases("kind", ["image", "video"])
-def test_placeholders_that_do_not_fit_their_grids(case, kind):
+def test_placeholders_that_do_not_match_their_grids(case, kind):
     row, sizes, message = WRONG[case]
     if kind == "video":
         row = row.replace("i", "v")
@@ -213,7 +213,7 @@ def test_placeholders_that_do_not_fit_their_grids(case, kind):
 @cases("kind", ["i", "v"])
 @cases("others", [False, True])
 def test_placeholders_without_any_grids(kind, others):
-    """Also where there are grids of the other kind."""
+    """Also with grids of the other kind."""
     arguments = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
     row = f"t{kind}{kind}t" + (("v" if kind == "i" else "i") if others else "t")
     name = "image" if kind == "i" else "video"
@@ -221,7 +221,7 @@ def test_placeholders_without_any_grids(kind, others):
         Stream.from_ids(types(row), **arguments)
 
 
-def test_the_right_sample_is_named():
+def test_errors_name_the_sample():
     with pytest.raises(InputError, match="Sample 2, segment 4: 1 image placeholders"):
         Stream.from_ids(
             types("tiitttt", "ttttttt", "iitvtit"), grids([1, 1, 2], [1, 2, 1], [1, 1, 2]), grids([1, 1, 1])
@@ -347,7 +347,7 @@ HAND = {
 
 
 @cases("case", HAND)
-def test_wrong_by_hand(case):
+def test_wrong_streams_of_segments(case):
     rows, options, error, message = HAND[case]
     with pytest.raises(error, match=message):
         Stream.of(rows, **options)
@@ -383,6 +383,6 @@ def test_wrong_segments(case):
         make()
 
 
-def test_types_without_values_are_refused():
+def test_types_without_values_raise():
     with pytest.raises(InputError, match="types needs values, got a tensor on the meta device"):
         Stream.from_ids(torch.zeros(1, 3, dtype=torch.long, device="meta"))

@@ -1,4 +1,4 @@
-"""Scaled positions of images and videos: exact in every scheme, and text continues after the scaled step."""
+"""Scaled positions of images and videos: exact in every scheme; text continues after the scaled step."""
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def test_wrong_scales():
         create_scheme("bilevel").coordinates(stream.scaled(2))
 
 
-def test_text_alone_is_not_scaled():
+def test_text_is_not_scaled():
     stream = Stream.of([[Text(5)]])
     assert torch.equal(
         create_scheme("mrope").coordinates(stream.scaled(0.5)).ids,
@@ -118,17 +118,17 @@ def test_text_alone_is_not_scaled():
     )
 
 
-def contribution(own, other, of_other, alpha, eps):
+def contribution(variance, other, other_count, alpha, eps):
     """Return the contribution of a modality by the equations of MODIX, before the normalisation of C."""
     entropies, alignments = [], []
-    for tokens, others in ((own, other), (other, own)):
+    for tokens, others in ((variance, other), (other, variance)):
         mean = sum(tokens) / len(tokens)
         covariance = sum(torch.outer(e - mean, e - mean) for e in tokens) / len(tokens)
         eigenvalues = torch.linalg.eigvalsh(covariance + eps * torch.eye(len(mean), dtype=torch.float64))
         entropies.append(0.5 * eigenvalues.log().sum())
         cosines = [[a @ b / (a.norm() * b.norm()) for b in others] for a in tokens]
         alignments.append(sum(max(row) for row in cosines) / len(tokens))
-    intra, inter = entropies[of_other] / sum(entropies), alignments[of_other] / sum(alignments)
+    intra, inter = entropies[other_count] / sum(entropies), alignments[other_count] / sum(alignments)
     return float(intra**alpha * inter ** (1 - alpha))
 
 
@@ -142,14 +142,14 @@ def test_modix_follows_its_equations(alpha):
         for row, visual in ((0, [*range(3, 9), *range(11, 23)]), (1, range(8))):
             tokens = embeddings[row][stream.mask[row]].double()
             parts = [[t for i, t in enumerate(tokens) if (i in visual) == which] for which in (False, True)]
-            c = [contribution(*parts, of_other, alpha, 1e-6) for of_other in (0, 1)]
+            c = [contribution(*parts, other_count, alpha, 1e-6) for other_count in (0, 1)]
             values += [c[0] / c[1]] * (2 - row)
         assert modix(embeddings, alpha=alpha)(stream).tolist() == pytest.approx(values, rel=1e-6)
     ids = create_scheme("mrope").coordinates(stream.scaled(modix(embeddings, alpha=alpha))).ids
     torch.testing.assert_close(ids, create_scheme("mrope").coordinates(stream.scaled(values)).ids)
 
 
-def test_modix_of_packed_samples_is_that_of_each_alone():
+def test_modix_of_packed_samples_equals_separate_ones():
     generator = torch.Generator().manual_seed(4)
     embeddings = torch.randn(1, 24, 6, generator=generator)
     first, second = [Text(3), Image(2, 3)], [Text(5), Image(2, 2), Text(2), Image(2, 2)]
@@ -164,10 +164,10 @@ def test_wrong_input_of_modix():
         stream.scaled(modix(torch.ones(1, 8, 4)))
     with pytest.raises(InputError, match="each sample with images needs text"):
         Stream.of([[Image(2, 2)]]).scaled(modix(torch.ones(1, 4, 4)))
-    spread = torch.randn(1, 9, 2, generator=torch.Generator().manual_seed(0)).abs()
-    spread[:, 3:] *= 1e4
+    tokens = torch.randn(1, 9, 2, generator=torch.Generator().manual_seed(0)).abs()
+    tokens[:, 3:] *= 1e4
     with pytest.raises(InputError, match="the entropies of text and images must have the same sign, got -"):
-        stream.scaled(modix(spread))
+        stream.scaled(modix(tokens))
     opposed = torch.tensor([[1.0, 0.0]] + [[-1.0, 0.0]] * 2 + [[1.0, 0.0]] * 6)[None]
     with pytest.raises(
         InputError, match=r"alignments of text and images must have the same sign, got -0\.333333"
@@ -176,6 +176,6 @@ def test_wrong_input_of_modix():
 
 
 @cases("scale", [True, "2", None, 1j, [[1.0], [1.0, 2.0]]])
-def test_scales_that_are_not_numbers_are_refused(scale):
+def test_scales_that_are_not_numbers_raise(scale):
     with pytest.raises(InputError, match="scale needs a number, or one for each visual segment, got"):
         Stream.of(ROWS).scaled(scale)

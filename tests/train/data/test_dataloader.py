@@ -1,4 +1,4 @@
-"""Batches: every step is the same wherever and whenever it is made."""
+"""Batches: a step does not depend on the process, the worker and the time of loading."""
 
 import itertools
 import json
@@ -37,44 +37,44 @@ def _batches(source=None, img_size=(12, 8), batch_size=6, **options):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_step_is_the_same_from_wherever_one_starts(mixed):
+def test_a_step_does_not_depend_on_the_start(mixed):
     source = (
         Mixture([RandomImages(SHAPES), RandomImages(SHAPES[:3], seed=9)], [2, 1])
         if mixed
         else RandomImages(SHAPES)
     )
-    whole = take(_batches(source).from_step(), 9)
+    full = take(_batches(source).from_step(), 9)
     for step in range(9):
-        again = take(_batches(source).from_step(step), 9 - step)
-        assert all(torch.equal(a, b) for a, b in zip(again, whole[step:], strict=True)), step
+        resumed = take(_batches(source).from_step(step), 9 - step)
+        assert all(torch.equal(a, b) for a, b in zip(resumed, full[step:], strict=True)), step
     shared = _batches(source)
     # one object, any order
-    assert all(torch.equal(shared.load(step), whole[step]) for step in (8, 0, 5, 5, 2))
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(whole, 2))
-    assert not torch.equal(_batches(source, seed=4).load(0), whole[0])
-    assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), whole[7])
+    assert all(torch.equal(shared.load(step), full[step]) for step in (8, 0, 5, 5, 2))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(full, 2))
+    assert not torch.equal(_batches(source, seed=4).load(0), full[0])
+    assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), full[7])
 
 
 @pytest.mark.parametrize("world", [2, 3, 6])
 def test_ranks_share_the_rows_of_one_process(world):
-    whole = take(_batches().from_step(), 5)
+    full = take(_batches().from_step(), 5)
     ranks = [_batches(rank=rank, world_size=world) for rank in range(world)]
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(full):
         for rank, batches in enumerate(ranks):
-            own = batches.load(step)
-            assert torch.equal(own, batch[rank::world])
+            local = batches.load(step)
+            assert torch.equal(local, batch[rank::world])
             assert np.array_equal(batches.indices(step), _batches().indices(step))
     assert len({b.fingerprint() for b in (_batches(), *ranks)}) == 1
 
 
 @pytest.mark.parametrize("world", slow_except([1, 2], [2]))
-def test_workers_give_the_same_and_leave_random_numbers_alone(world):
-    alone = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
+def test_workers_give_equal_batches_and_do_not_change_random_numbers(world):
+    single_process = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
     before = torch.get_rng_state()
     working = _batches(rank=world - 1, world_size=world, num_workers=2)
     first = working.from_step(2)
     second = working.from_step(4)  # two at once do not disturb each other
-    for step, batch in enumerate(alone):
+    for step, batch in enumerate(single_process):
         assert torch.equal(next(first), batch)
         if step >= 2:
             assert torch.equal(next(second), batch)
@@ -94,16 +94,16 @@ def test_rows_do_not_depend_on_the_number_of_threads():
 
 def test_an_error_in_a_worker_is_one_sentence():
     batches = _batches(RandomImages(SHAPES, damaged=range(7)), num_workers=1)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         next(batches.from_step(0))
     number = batches.indices(0)[0]
-    assert str(caught.value) == f"image {number} is truncated; copy it again."
+    assert str(error.value) == f"image {number} is truncated; copy it again."
     with pytest.raises(InputError, match="is truncated"):
         next(_batches(RandomImages(SHAPES, damaged=range(7))).from_step(0))
 
 
 @pytest.mark.parametrize(("count", "batch"), [(7, 1), (7, 3), (7, 7), (5, 12), (1, 4)])
-def test_every_image_comes_once_in_an_epoch(count, batch):
+def test_every_image_occurs_once_in_an_epoch(count, batch):
     batches = Batches(Numbers([(4, 4)] * count), 4, batch, seed=8, **PLAIN)
     steps = -(-6 * count // batch)
     rows = np.concatenate([batches.indices(step) for step in range(steps)])
@@ -135,23 +135,29 @@ def test_mixtures_are_exact_in_every_period_and_through_each_source():
         assert np.bincount(parts[p * period : (p + 1) * period]).tolist() == list(rows)
     assert not np.array_equal(parts[:period], parts[period : 2 * period])
     for part, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
-        own = numbers[parts == part] - first
-        for e in range(len(own) // size):
-            assert sorted(own[e * size : (e + 1) * size]) == list(range(size))
+        indices = numbers[parts == part] - first
+        for e in range(len(indices) // size):
+            assert sorted(indices[e * size : (e + 1) * size]) == list(range(size))
     assert len(batches) == 48
 
 
-def test_a_concat_is_gone_through_like_one_source():
+def test_a_concat_is_sampled_like_one_source():
     source = ConcatSource([Numbers([(4, 4)] * 5), Numbers([(4, 4)] * 2)])
     order = np.concatenate([Batches(source, 4, 7).indices(step) for step in range(3)])
     assert all(sorted(order[e * 7 : e * 7 + 7]) == list(range(7)) for e in range(3))
 
 
 def test_descriptions_and_fingerprints():
-    described = json.loads(json.dumps(_batches().describe()))
-    assert described["augment"] == {"pose": True, "roll": 4, "brightness": 0.2, "contrast": 0.3, "noise": 0.1}
-    assert described["source"]["kind"] == "pictures"
-    assert (described["img_size"], described["batch_size"], described["pictures"]) == ([12, 8], 6, 7)
+    description = json.loads(json.dumps(_batches().describe()))
+    assert description["augment"] == {
+        "pose": True,
+        "roll": 4,
+        "brightness": 0.2,
+        "contrast": 0.3,
+        "noise": 0.1,
+    }
+    assert description["source"]["kind"] == "pictures"
+    assert (description["img_size"], description["batch_size"], description["pictures"]) == ([12, 8], 6, 7)
     base = {"img_size": 12, "batch_size": 6}
     changes = ({}, {"img_size": (12, 16)}, {"batch_size": 4}, {"seed": 1}, {"resize": 30}, {"crop": "centre"},
                {"small": "error"}, {"augment": Augment(pose=True)}, {"mean": (0, 0, 0)},
@@ -195,12 +201,12 @@ def test_options_that_do_not_fit(options, text):
         ({"contrast": 2}, "got contrast=2"),
     ],
 )  # fmt: skip
-def test_changes_that_cannot_be(options, text):
+def test_invalid_augmentations(options, text):
     with pytest.raises(OptionError, match=text):
         Augment(**options)
 
 
-def test_steps_that_cannot_be():
+def test_invalid_steps():
     for call in (_batches().load, _batches().from_step, _batches().indices):
         for step in (-1, 1.5, True):
             with pytest.raises(OptionError, match=r"step needs an integer of 0 or more, got"):
@@ -215,8 +221,8 @@ def test_real_images_from_folder_and_tar_are_the_same(tmp_path):
     with tarfile.open(tmp_path / "nuclei.tar", "w") as tar:
         for file in folder.files[:40]:
             tar.add(file, arcname=f"x/{file.name}")
-    few = FolderSource(folder.files[:40])
+    subset = FolderSource(folder.files[:40])
     packed = TarSource(tmp_path / "nuclei.tar")
-    one = Batches(few, 96, 8, resize="none", small="skip").load(2)
+    one = Batches(subset, 96, 8, resize="none", small="skip").load(2)
     two = next(Batches(packed, 96, 8, resize="none", small="skip", num_workers=1).from_step(2))
     assert torch.equal(one, two)

@@ -81,8 +81,8 @@ def test_hub_takes_pillow_and_arrays(folder):
     colour, grey = plain(COLOUR).permute(2, 0, 1), plain(GREY).expand(3, -1, -1)
     deep = stretched(DEEP).expand(3, -1, -1)
     black = torch.from_numpy(GREY > 99).float().expand(3, -1, -1)
-    for actual, want in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
-        torch.testing.assert_close(actual, want, rtol=0, atol=2e-7)
+    for actual, expected in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-7)
 
 
 def test_hub_by_name(table, monkeypatch):

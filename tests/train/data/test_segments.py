@@ -37,12 +37,12 @@ def test_attention_is_that_of_the_whole_image_among_these_tokens(encoding):
     torch.manual_seed(0)
     spec = "rpb(grid=(7, 9))" if encoding == "rpb" else encoding
     layer = Attention(32, num_heads=2, encoding=spec).eval()
-    whole = Grid(GRID, prefix=1, reference=(4, 4))
-    x = torch.randn(2, whole.tokens, 32)
+    full_grid = Grid(GRID, prefix=1, reference=(4, 4))
+    x = torch.randn(2, full_grid.tokens, 32)
     # token numbers: the prefix first, then the cells of the grid
     keep = torch.where(pos.spatial, pos.index + 1, 0)
-    visible = torch.zeros(2, whole.tokens, dtype=torch.bool).scatter(1, keep, True)
-    expected = layer(x, whole, key_padding_mask=visible)
+    visible = torch.zeros(2, full_grid.tokens, dtype=torch.bool).scatter(1, keep, True)
+    expected = layer(x, full_grid, key_padding_mask=visible)
     at = keep[..., None].expand(-1, -1, 32)
     torch.testing.assert_close(layer(x.gather(1, at), pos), expected.gather(1, at), rtol=1e-4, atol=1e-5)
 
@@ -50,13 +50,13 @@ def test_attention_is_that_of_the_whole_image_among_these_tokens(encoding):
 def test_tables_are_those_of_the_large_grid():
     _, actual = taken(reference=(4, 4))
     table = create_encoding("learned", dim=8, grid=(4, 4))
-    whole = table.table(Grid(GRID, reference=(4, 4)).positions()).expand(2, -1, -1)
-    expected = whole.gather(1, actual.positions.index[..., None].expand(-1, -1, 8))
+    full = table.table(Grid(GRID, reference=(4, 4)).positions()).expand(2, -1, -1)
+    expected = full.gather(1, actual.positions.index[..., None].expand(-1, -1, 8))
     torch.testing.assert_close(table.table(actual.positions), expected)
 
 
-def test_windows_lie_everywhere_and_never_overlap():
-    generator, drawn = np.random.default_rng(0), set()
+def test_windows_cover_the_image_and_never_overlap():
+    generator, seen_numbers = np.random.default_rng(0), set()
     for _ in range(200):
         numbers = window_patches(GRID, 3, 2, generator)
         assert len(set(numbers.tolist())) == 12
@@ -64,12 +64,12 @@ def test_windows_lie_everywhere_and_never_overlap():
         assert (squares[:, 1] - squares[:, 0] == GRID[1]).all()
         assert (squares[..., 1] - squares[..., 0] == 1).all()
         assert (squares[..., 0] % GRID[1] < GRID[1] - 1).all(), "a window goes around the border"
-        drawn |= set(numbers.tolist())
-    assert drawn == set(range(63))
+        seen_numbers |= set(numbers.tolist())
+    assert seen_numbers == set(range(63))
     assert sorted(window_patches((4, 4), 4, 2, generator).tolist()) == list(range(16))
 
 
-def test_what_does_not_fit_is_refused():
+def test_errors():
     for options in ({"count": 13}, {"count": 0}, {"length": 8}, {"length": 0}):
         with pytest.raises(OptionError, match=r"fit into a grid of .* without overlap"):
             taken(**options)

@@ -1,4 +1,4 @@
-"""Sources of images: what files of all kinds become, what is skipped and named, and what identifies a source."""
+"""Sources of images: reading of all file types, damaged files, and fingerprints."""
 
 import json
 import pickle
@@ -35,12 +35,12 @@ def test_every_kind_of_image_in_natural_order(folder):
     ]
     actual = list(source)
     assert len(actual) == len(source) == len(expected)
-    for i, (image, want) in enumerate(zip(actual, expected, strict=True)):
-        want = want.permute(2, 0, 1) if want.ndim == 3 else want.expand(3, -1, -1)
-        torch.testing.assert_close(image, want, rtol=0, atol=2e-7)
+    for i, (image, target) in enumerate(zip(actual, expected, strict=True)):
+        target = target.permute(2, 0, 1) if target.ndim == 3 else target.expand(3, -1, -1)
+        torch.testing.assert_close(image, target, rtol=0, atol=2e-7)
         assert image.dtype == torch.float32
         assert torch.equal(source[i - len(source)], image)
-        assert source.shape(i) == tuple(want.shape[1:])
+        assert source.shape(i) == tuple(target.shape[1:])
     with pytest.raises(IndexError, match="image index must be below 9, got 9"):
         source[9]
     backwards = [source[i] for i in reversed(range(len(source)))]  # pages of two stacks in another order
@@ -64,8 +64,8 @@ def test_normalize_and_channel_are_used(folder):
     torch.testing.assert_close(by_type[0], torch.from_numpy(DEEP / np.float32(65535)))
     wide = FolderSource(folder / "img10.png", normalize="stack")[0]
     torch.testing.assert_close(wide.permute(1, 2, 0), stretched(COLOUR), rtol=0, atol=2e-7)
-    red = FolderSource(folder / "img10.png", channel=0)[0]
-    assert torch.equal(red, plain(COLOUR[..., 0]).expand(3, -1, -1))
+    red_channel = FolderSource(folder / "img10.png", channel=0)[0]
+    assert torch.equal(red_channel, plain(COLOUR[..., 0]).expand(3, -1, -1))
     tifffile.imwrite(
         folder / "five.tif",
         np.zeros((5, 4, 4), np.uint8) + np.uint8(3),
@@ -81,8 +81,8 @@ def test_normalize_and_channel_are_used(folder):
         FolderSource(folder, normalize="stak")
 
 
-def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
-    whole = FolderSource(folder)
+def test_damaged_files_raise_or_are_skipped_with_one_warning(folder):
+    folder_source = FolderSource(folder)
     data = (folder / "img10.png").read_bytes()
     (folder / "a_cut.png").write_bytes(data[: len(data) // 2])
     (folder / "empty.jpg").write_bytes(b"")
@@ -92,21 +92,21 @@ def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
         InputError, match=r"a_cut.png is truncated .* or skip such files with skip_damaged=true"
     ):
         source[bad]
-    with pytest.warns(UserWarning, match="2 damaged files are skipped: ") as caught:
+    with pytest.warns(UserWarning, match="2 damaged files are skipped: ") as warning:
         saved = FolderSource(folder, skip_damaged=True)
-    assert len(caught) == 1
+    assert len(warning) == 1
     assert all(
-        name in str(caught[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
+        name in str(warning[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
     )
     assert [p.name for p in saved.damaged] == ["a_cut.png", "empty.jpg"]
     assert saved.describe()["damaged"] == 2
-    assert saved.fingerprint() == whole.fingerprint()
-    assert all(torch.equal(a, b) for a, b in zip(saved, whole, strict=True))
+    assert saved.fingerprint() == folder_source.fingerprint()
+    assert all(torch.equal(a, b) for a, b in zip(saved, folder_source, strict=True))
     (folder / "broken.tif").write_bytes((folder / "b" / "deep.er" / "stack.tif").read_bytes()[:40])
     with pytest.raises(InputError, match=r"broken.tif"):
         FolderSource(folder)
     with pytest.warns(UserWarning, match="3 damaged files"):
-        assert len(FolderSource(folder, skip_damaged=True)) == len(whole)
+        assert len(FolderSource(folder, skip_damaged=True)) == len(folder_source)
 
 
 def test_errors_of_folders(tmp_path):
@@ -126,45 +126,46 @@ def test_errors_of_folders(tmp_path):
         FolderSource(tmp_path)[0]
 
 
-def test_fingerprints_tell_contents_apart(folder):
+def test_fingerprints_differ_between_contents(folder):
     first = FolderSource(folder).fingerprint()
     assert first == FolderSource(str(folder)).fingerprint()
     assert len(first) == 64
-    moved = folder.rename(folder.parent / (folder.name + "_moved"))
-    assert FolderSource(moved).fingerprint() == first
-    actual = {first, FolderSource(moved, normalize="stack").fingerprint()}
-    actual.add(FolderSource(moved, recursive=False).fingerprint())
-    actual.add(FolderSource(moved, channel=0).fingerprint())
-    Image.fromarray(GREY).save(moved / "img10.png")
-    actual.add(FolderSource(moved).fingerprint())
-    (moved / "img10.png").rename(moved / "img11.png")
-    actual.add(FolderSource(moved).fingerprint())
+    renamed = folder.rename(folder.parent / (folder.name + "_moved"))
+    assert FolderSource(renamed).fingerprint() == first
+    actual = {first, FolderSource(renamed, normalize="stack").fingerprint()}
+    actual.add(FolderSource(renamed, recursive=False).fingerprint())
+    actual.add(FolderSource(renamed, channel=0).fingerprint())
+    Image.fromarray(GREY).save(renamed / "img10.png")
+    actual.add(FolderSource(renamed).fingerprint())
+    (renamed / "img10.png").rename(renamed / "img11.png")
+    actual.add(FolderSource(renamed).fingerprint())
     assert len(actual) == 6
 
 
 def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
-    few, more = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
-    drawn = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
+    first, second = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
+    images = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
     stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "cache")
-    for i, image in drawn.items():
-        for source in (more, stored, more):  # drawn, into the folder, from memory
+    for i, image in images.items():
+        for source in (second, stored, second):  # drawn, into the folder, from memory
             assert torch.equal(source[i], image)
         assert image.shape == (3, 40, 40)
         assert 0 <= image.min() < image.max() <= 1
-        assert more.shape(i) == (40, 40)
-    assert torch.equal(few[3], drawn[3])
-    assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], drawn[0])
+        assert second.shape(i) == (40, 40)
+    assert torch.equal(first[3], images[3])
+    assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], images[0])
     prints = {
-        s.fingerprint() for s in (few, more, SyntheticSource(4, seed=6, side=40), SyntheticSource(4, 5, 41))
+        s.fingerprint()
+        for s in (first, second, SyntheticSource(4, seed=6, side=40), SyntheticSource(4, 5, 41))
     }
     assert len(prints) == 4
-    assert stored.fingerprint() == more.fingerprint()
+    assert stored.fingerprint() == second.fingerprint()
     assert len(list((tmp_path / "cache").iterdir())) == 3
     monkeypatch.setattr(formulas, "synthetic_picture", None)  # what is in the folder is not drawn again
     fresh = pickle.loads(pickle.dumps(stored))
-    assert all(torch.equal(fresh[i], image) for i, image in drawn.items())
+    assert all(torch.equal(fresh[i], image) for i, image in images.items())
     (tmp_path / "file").touch()
-    monkeypatch.setattr(formulas, "synthetic_picture", lambda *args: drawn[0])
+    monkeypatch.setattr(formulas, "synthetic_picture", lambda *args: images[0])
     with pytest.raises(InputError, match=r"cannot be written .*. Set another `cache`"):
         SyntheticSource(1, cache=tmp_path / "file")[0]
     wrong = (
@@ -177,14 +178,14 @@ def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
             SyntheticSource(**options)
 
 
-def test_discs_that_find_no_room_are_fewer(monkeypatch):
+def test_discs_without_room_are_skipped(monkeypatch):
     requested = []
 
-    def packing(drawn, *, radius, coverage, room=0.35):
+    def packing(sizes, *, radius, coverage, room=0.35):
         requested.append(coverage)
         if coverage > room:
             raise OptionError("no room")
-        return drawn, radius
+        return sizes, radius
 
     monkeypatch.setattr(formulas.textures, "disc_packing", packing)
     assert formulas._discs(7, 3.0, 0.4) == (7, 3.0)
@@ -219,15 +220,15 @@ def test_concat_and_mixture_find_their_images():
         assert torch.equal(source[-1], parts[2][2])
         assert source.name(2) == "synthetic image 0 of seed 1"
         assert source.shape(5) == (16, 16)
-        described = json.loads(json.dumps(source.describe()))
-        assert [p["seed"] for p in described["parts"]] == [2, 1, 3]
+        description = json.loads(json.dumps(source.describe()))
+        assert [p["seed"] for p in description["parts"]] == [2, 1, 3]
         with pytest.raises(IndexError):
             source[6]
     mixture = Mixture(parts, [1, 2, 0.5])
     assert mixture.rows == (2 * 37, 4 * 37, 37)
     assert mixture.describe()["weights"] == [1.0, 2.0, 0.5]
-    made = (ConcatSource(parts), mixture, Mixture(parts, [1, 2, 1]), ConcatSource(parts[::-1]))
-    assert len({source.fingerprint() for source in made}) == 4
+    sources = (ConcatSource(parts), mixture, Mixture(parts, [1, 2, 1]), ConcatSource(parts[::-1]))
+    assert len({source.fingerprint() for source in sources}) == 4
     assert Mixture(parts, [2, 4, 1]).fingerprint() == mixture.fingerprint()
     assert Mixture(parts[:2], [0.1, 0.2]).rows == Mixture(parts[:2], [1, 2]).rows
 
@@ -282,7 +283,7 @@ def test_recipes_make_sources(folder):
         ([{"hub": "user/set"}], "needs the package 'datasets'"),
     ],
 )  # fmt: skip
-def test_recipes_that_cannot_be(entries, text, monkeypatch):
+def test_invalid_recipes(entries, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises((OptionError, InputError, MissingExtra), match=text):
         from_config(entries)
@@ -303,10 +304,10 @@ def test_recipes_that_cannot_be(entries, text, monkeypatch):
         ({"synthetic": "3"}, "data[1].synthetic needs an integer"),
     ],
 )
-def test_values_of_another_type_are_refused_with_their_key(entry, text):
-    with pytest.raises(OptionError) as caught:
+def test_values_of_another_type_raise_with_their_key(entry, text):
+    with pytest.raises(OptionError) as error:
         from_config([{"synthetic": 1}, entry])
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_importing_is_light_and_nothing_is_warned(folder):

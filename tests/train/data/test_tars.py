@@ -87,11 +87,11 @@ def test_random_access_equals_reading_in_order(shards, tmp_path):
     assert source.name(4) == f"page 1 of {shards / 'part-010.tar'}: 010.tif"
     assert all(torch.equal(a, b) for a, b in zip(source, expected, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(pickle.loads(pickle.dumps(source)), expected, strict=True))
-    described = json.loads(json.dumps(source.describe()))
-    assert (described["kind"], described["count"], described["files"]) == ("tar", 9, 7)
+    description = json.loads(json.dumps(source.describe()))
+    assert (description["kind"], description["count"], description["files"]) == ("tar", 9, 7)
 
 
-def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path, monkeypatch):
+def test_the_index_is_rebuilt_when_the_tar_changes(shards, tmp_path, monkeypatch):
     file = shards / "part-008.tar"
     before = TarSource(file)
     assert index_file(file, None) == shards / "part-008.tar.index.json"
@@ -103,8 +103,8 @@ def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(tar_index, "_scan", scan)
-        again = TarSource(file)
-        assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True))
+        reopened = TarSource(file)
+        assert all(torch.equal(a, b) for a, b in zip(reopened, before, strict=True))
         with pytest.raises(AssertionError, match="scanned again"):
             TarSource(file, cache=tmp_path / "cache")
     stored = TarSource(file, cache=tmp_path / "cache")
@@ -145,20 +145,20 @@ def test_extensions_choose_among_the_files_of_a_sample(tmp_path):
         TarSource(tar, extensions="jpg")
 
 
-def test_damaged_images_are_errors_or_left_out_with_one_warning(shards):
+def test_damaged_images_raise_or_are_skipped_with_one_warning(shards):
     good = _images(1)[0]
     files = {"0.png": _png(good), "1.png": _png(good)[:60], "2.jpg": b"", "3.png": _png(good)}
     tar = _tar(shards / "bad.tar", files)
     source = TarSource(tar)
     assert len(source) == 4
-    with pytest.raises(InputError, match=r"bad.tar: 1.png is truncated .*skip_damaged=true") as caught:
+    with pytest.raises(InputError, match=r"bad.tar: 1.png is truncated .*skip_damaged=true") as error:
         source[1]
-    assert "vispe-" not in str(caught.value)
+    assert "vispe-" not in str(error.value)
     with pytest.warns(
         UserWarning, match="2 damaged files are skipped: .*1.png, .*2.jpg; the first: .*1.png"
-    ) as caught:
+    ) as warning:
         stored = TarSource(tar, skip_damaged=True)
-    assert len(caught) == 1
+    assert len(warning) == 1
     assert [stored.name(i).rpartition(" ")[2] for i in range(len(stored))] == ["0.png", "3.png"]
     with pytest.warns(UserWarning, match="2 damaged files"):  # from the index
         assert TarSource(tar, skip_damaged=True).damaged == stored.damaged
@@ -200,8 +200,8 @@ def test_tars_that_cannot_be_read_at_random(tmp_path, shards):
     packed = _tar(tmp_path / "a.tar.gz", {"0.png": _png(_images(1)[0])}, "w:gz")
     with pytest.raises(InputError, match=r"a.tar.gz is not a tar file with random access"):
         TarSource(packed)
-    whole = (shards / "part-010.tar").read_bytes()
-    (tmp_path / "cut.tar").write_bytes(whole[:700])
+    data = (shards / "part-010.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[:700])
     with pytest.raises(InputError, match=r"cut.tar"):
         TarSource(tmp_path / "cut.tar")[0]
     (tmp_path / "afile").touch()

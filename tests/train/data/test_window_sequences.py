@@ -1,4 +1,4 @@
-"""Windows of images of any size, and each random change is what it says."""
+"""Windows of images of any size, and random augmentations against their definitions."""
 
 import itertools
 import warnings
@@ -36,7 +36,7 @@ def test_centre_windows_cover_resize_or_keep():
         torch.testing.assert_close(normal[c], (image[c] - mean) / std)
 
 
-def test_random_windows_lie_everywhere():
+def test_random_windows_cover_the_image():
     rows, columns = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
 
     class Ramp(Numbers):
@@ -59,14 +59,14 @@ def test_grey_is_resized_like_colour():
     assert torch.equal(thin, full)
 
 
-def test_tiny_images_are_enlarged_left_out_or_refused():
+def test_tiny_images_are_enlarged_skipped_or_raise():
     source = RandomImages([(30, 30), (1, 1), (5, 40), (12, 12), (2, 3)])
     batches = Batches(source, 12, 5, **PLAIN)
     with pytest.warns(
         UserWarning, match=r"too small for img_size=\(12, 12\) with resize=cover are enlarged, such as: "
-    ) as caught:
+    ) as warning:
         actual = take(batches.from_step(0), 3)
-    assert len(caught) == 1
+    assert len(warning) == 1
     position = batches.indices(0).tolist().index(1)
     assert torch.allclose(actual[0][position], source[1].expand(-1, 12, 12))
     stored = Batches(source, 12, 4, small="skip", **PLAIN)
@@ -92,11 +92,11 @@ def test_tiny_images_are_enlarged_left_out_or_refused():
     }  # fmt: skip
 
 
-def test_workers_tell_of_enlarged_images_once():
+def test_workers_warn_about_enlarged_images_once():
     batches = Batches(RandomImages([(3, 3)] * 3), 6, 2, num_workers=1)
-    with pytest.warns(UserWarning, match="are enlarged") as caught:
+    with pytest.warns(UserWarning, match="are enlarged") as warning:
         take(batches.from_step(0), 4)
-    assert len(caught) == 1
+    assert len(warning) == 1
 
 
 def test_what_small_means_for_rotated_images():
@@ -107,7 +107,7 @@ def test_what_small_means_for_rotated_images():
     assert len(Batches(source, (12, 20), 1, small="skip", resize="none")) == 2
 
 
-def test_all_eight_poses_come_equally_often():
+def test_all_eight_poses_occur_equally_often():
     source = RandomImages([(9, 9)])
     batches = Batches(source, 9, 800, augment=Augment(pose=True), **PLAIN)
     poses = [apply_pose(source[0], k) for k in range(8)]

@@ -1,4 +1,4 @@
-"""The evaluation tells a good retrofit from one that still encodes position and from one that lost everything else."""
+"""The evaluation distinguishes a good retrofit, one that still encodes position, and one that lost its features."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def expected_snr(n_images):
 
 
 def collapsed(images):
-    """Hardly anything but one direction."""
+    """Return features that are nearly collapsed to one direction."""
     maps = content(images)
     return 0.02 * maps + maps.mean((1, 2, 3), keepdim=True) + 3 * torch.ones(WIDTH)[:, None, None]
 
@@ -68,9 +68,9 @@ def collapsed(images):
 @pytest.fixture(scope="module")
 def samples():
     """Five images of 56 x 61 px with their labels."""
-    made = [voronoi(k, grain=18.0).render(61) for k in range(5)]
-    images = [(one.expand(3, -1, -1)[:, :56] - 0.5) / 0.5 for one, _ in made]
-    return images, [labels.numpy()[:56] + 1 for _, labels in made]
+    textures = [voronoi(k, grain=18.0).render(61) for k in range(5)]
+    images = [(one.expand(3, -1, -1)[:, :56] - 0.5) / 0.5 for one, _ in textures]
+    return images, [labels.numpy()[:56] + 1 for _, labels in textures]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def report(samples):
     )
 
 
-def test_a_good_retrofit_is_called_one(report):
+def test_a_good_retrofit_has_a_good_verdict(report):
     assert report.before.readable > 0.9
     assert report.after.readable < 0.05
     assert report.before.fingerprint.snr == pytest.approx(expected_snr(n_images=6), rel=0.05)
@@ -108,15 +108,15 @@ def test_numbers_of_every_image_are_what_they_are_called(report, samples):
     assert report.cosine.shape == report.cosine_blanked.shape == (5,)
     for k, image in enumerate(images):
         window = image[None, :, 4:52, 6:54]  # the middle 48 x 48 px of 56 x 61, the odd pixel right
-        own, new = biased(window)[0].double(), content(window)[0].double()
-        target = own.clone()
+        teacher_map, student_map = biased(window)[0].double(), content(window)[0].double()
+        target = teacher_map.clone()
         target[list(CHANNELS)] = 0
-        for actual, other in ((report.cosine, own), (report.cosine_blanked, target)):
-            expected = torch.cosine_similarity(new, other, dim=0).mean()
+        for actual, other in ((report.cosine, teacher_map), (report.cosine_blanked, target)):
+            expected = torch.cosine_similarity(student_map, other, dim=0).mean()
             assert actual[k] == pytest.approx(float(expected), abs=1e-9)
-        assert report.before.rank[k] == pytest.approx(effective_rank(own))
+        assert report.before.rank[k] == pytest.approx(effective_rank(teacher_map))
         assert report.blanked.rank[k] == pytest.approx(effective_rank(target))
-        assert report.after.rank[k] == pytest.approx(effective_rank(new))
+        assert report.after.rank[k] == pytest.approx(effective_rank(student_map))
 
 
 def test_blanking_alone_leaves_what_is_in_other_channels(report):
@@ -131,7 +131,7 @@ def test_rotation_is_measured_before_and_after(report):
     assert (second > 0).all()  # the patch kernel
 
 
-def test_json_holds_every_number_and_nothing_that_is_no_number(report, tmp_path):
+def test_json_has_every_number_and_no_nan(report, tmp_path):
     path = report.write_json(tmp_path / "r.json")
     actual = json.loads(path.read_text())
     assert actual["verdict"] == report.verdict
@@ -147,7 +147,7 @@ def test_json_holds_every_number_and_nothing_that_is_no_number(report, tmp_path)
         report.write_json(path)
 
 
-def test_the_page_says_it_all_and_needs_nothing_else(report):
+def test_the_html_report_is_complete_and_self_contained(report):
     html = evaluation_page(report).html()
     assert f"{escape(report.verdict)}." in html
     for title in (
@@ -173,7 +173,7 @@ def test_the_page_says_it_all_and_needs_nothing_else(report):
         (collapsed, "but the features degraded: cosine to the target", "mild"),
     ],
 )
-def test_a_bad_retrofit_is_not_called_good(after, words, colour):
+def test_a_bad_retrofit_has_no_good_verdict(after, words, colour):
     actual = evaluate(
         biased,
         after,
@@ -193,7 +193,7 @@ def test_a_bad_retrofit_is_not_called_good(after, words, colour):
     assert "Rotations and reflections" not in html
 
 
-def test_a_model_without_bias_is_said_to_have_had_none():
+def test_the_verdict_of_a_model_without_bias():
     def actual(**changed):
         numbers = {"before": 0.9, "after": 0.0, "blanked": 0.01, "cosine": 0.95, "rank": 0.9, "corner": None}
         return criteria(**numbers | changed)
@@ -234,15 +234,15 @@ def test_segmentation_blames_position_for_what_corners_cost_beyond_content(sampl
     assert actual.others["known"].tolist() == [1.0] * 5
     assert actual.pooled == pytest.approx({"known": 1.0, "positional": actual.pooled["positional"]})
     assert (actual.own["positional"] <= 1).all()
-    again = score_masks({"positional": positional}, stacked, truths, 2, budget=30, seed=1)
+    repeated = score_masks({"positional": positional}, stacked, truths, 2, budget=30, seed=1)
     for key in ("own", "corner", "others"):  # the same scribbles whatever else is scored
-        assert getattr(again, key)["positional"].tolist() == getattr(actual, key)["positional"].tolist()
-    alone = score_masks({"known": known}, stacked[:1], truths[:1], 2)
-    assert alone.others == {}
-    assert alone.pooled == {}
+        assert getattr(repeated, key)["positional"].tolist() == getattr(actual, key)["positional"].tolist()
+    single = score_masks({"known": known}, stacked[:1], truths[:1], 2)
+    assert single.others == {}
+    assert single.pooled == {}
 
 
-def test_filters_see_the_images_as_they_were():
+def test_filters_get_the_original_images():
     from vispe.segment.features.filters.filters2d import Filters
 
     grey = torch.rand(1, 30, 41)
@@ -260,16 +260,16 @@ def test_pooled_miou():
 
 def test_images_are_the_same_whenever_they_are_made():
     for kind in (Noise, Textures):
-        made = kind(4, 24, SETTINGS, 5)
-        assert len(made) == 4
-        assert made[2].shape == (3, 24, 24)
-        assert torch.equal(kind(4, 24, SETTINGS, 5)[2], made[2])
-        assert torch.equal(made[1:][1], made[2])
-        assert not torch.equal(made[1], made[2])
-        assert not torch.equal(kind(4, 24, SETTINGS, 6)[1], made[1])
-        assert float(made[3].min()) >= -1
-        assert float(made[3].max()) <= 1
-        assert len(list(made)) == 4
+        images = kind(4, 24, SETTINGS, 5)
+        assert len(images) == 4
+        assert images[2].shape == (3, 24, 24)
+        assert torch.equal(kind(4, 24, SETTINGS, 5)[2], images[2])
+        assert torch.equal(images[1:][1], images[2])
+        assert not torch.equal(images[1], images[2])
+        assert not torch.equal(kind(4, 24, SETTINGS, 6)[1], images[1])
+        assert float(images[3].min()) >= -1
+        assert float(images[3].max()) <= 1
+        assert len(list(images)) == 4
     windows = CentreWindows([np.arange(35).reshape(5, 7)], 2, 5)
     assert windows[0].tolist() == [[1, 2, 3, 4], [8, 9, 10, 11], [15, 16, 17, 18], [22, 23, 24, 25]]
     assert windows.notes
@@ -291,15 +291,15 @@ def test_images_are_the_same_whenever_they_are_made():
         ({"images": [torch.zeros(3, 48, 48)], "truths": [np.ones((48, 48), int)]}, OptionError, "n_classes"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error, words):
+def test_errors(change, error, words):
     numbers = {"before": biased, "after": content, "settings": SETTINGS, "noise": 3, "textures": 1} | change
     with pytest.raises(error, match=words):
         evaluate(**numbers)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder as a finished retrofit leaves it, and two micrographs of 40 x 48 px with masks."""
+def retrofitted_folder(tmp_path_factory):
+    """Return a folder of a finished retrofit, and two micrographs of 40 x 48 px with masks."""
     root = tmp_path_factory.mktemp("retrofit")
     options = {"embed_dim": 24, "depth": 1, "num_heads": 2, "patch_size": 8, "img_size": 32}
     config = Retrofit(
@@ -323,13 +323,20 @@ def finished(tmp_path_factory):
     return root
 
 
-def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
-    words = ["retrofit", "evaluate", str(finished), "--images", str(finished / "images")]
-    words += ["--masks", str(finished / "masks"), "--classes", "matrix,pore", "-o", str(tmp_path / "r")]
+def test_the_command_evaluates_a_finished_retrofit(retrofitted_folder, tmp_path, capsys):
+    words = ["retrofit", "evaluate", str(retrofitted_folder), "--images", str(retrofitted_folder / "images")]
+    words += [
+        "--masks",
+        str(retrofitted_folder / "masks"),
+        "--classes",
+        "matrix,pore",
+        "-o",
+        str(tmp_path / "r"),
+    ]
     words += ["--noise", "2", "--textures", "1", "--budget", "20", "--no-rotation"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "decodable position after (held-out R²)" in said
+    output = capsys.readouterr().out
+    assert "decodable position after (held-out R²)" in output
     actual = json.loads((tmp_path / "r" / "report.json").read_text())
     assert actual["settings"]["size"] == 40
     assert actual["channels"] == [3]
@@ -344,12 +351,12 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert "report.json" in refusal
     assert main(["retrofit", "evaluate", str(tmp_path / "r")]) == 2
     assert "must contain a finished retrofit" in capsys.readouterr().err
-    assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
+    assert main(["retrofit", "evaluate", str(retrofitted_folder), "--masks", "a.png"]) == 2
     assert "--masks needs --images, got none" in capsys.readouterr().err
     for option, value in (("--zero", "ignore"), ("--classes", "a,b"), ("--budget", "7")):
-        assert main(["retrofit", "evaluate", str(finished), option, value]) == 2
+        assert main(["retrofit", "evaluate", str(retrofitted_folder), option, value]) == 2
         assert f"{option} has no effect without --masks" in capsys.readouterr().err
-    assert main(["retrofit", "evaluate", str(finished), "--img-size", "0"]) == 2
+    assert main(["retrofit", "evaluate", str(retrofitted_folder), "--img-size", "0"]) == 2
     assert "--img-size needs an integer above 0, got --img-size 0" in capsys.readouterr().err
-    assert main(["retrofit", "evaluate", str(finished), "--img-size", "37"]) == 2
+    assert main(["retrofit", "evaluate", str(retrofitted_folder), "--img-size", "37"]) == 2
     assert "size must be a multiple of 8 for the teacher, got 37" in capsys.readouterr().err

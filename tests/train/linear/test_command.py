@@ -84,9 +84,9 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
 
 
 @pytest.mark.parametrize("rate", slow_except([0.0, 1e-4], [1e-4]))
-def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate, monkeypatch):
+def test_a_stopped_run_resumes_with_equal_results(task, tmp_path, rate, monkeypatch):
     task = replace(task, steps=12, save_steps=4, logging_steps=3, backbone_lr=rate)
-    whole = linear_segmentation(task)
+    uninterrupted = linear_segmentation(task)
 
     class Killed(Exception):
         pass
@@ -95,33 +95,33 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate, monke
         if step == 7:  # past the state of update 4, within a line of the log
             raise Killed
 
-    again = replace(task, out=str(tmp_path / "again"))
+    resumed_task = replace(task, out=str(tmp_path / "again"))
     with pytest.raises(Killed):
-        linear_segmentation(again, kill)
+        linear_segmentation(resumed_task, kill)
     with pytest.raises(
         InputError, match=r"interrupted linear segmentation with other settings: lr was 0\.01 and is 0\.003"
     ):
-        linear_segmentation(replace(again, lr=3e-3))
+        linear_segmentation(replace(resumed_task, lr=3e-3))
     other = tmp_path / "other"
     shutil.copytree(Path(task.images[0]).parent, other)
     Image.fromarray(np.zeros((76, 60), np.uint8)).save(other / "images" / "s1.png")
     monkeypatch.chdir(other)
     with pytest.raises(InputError, match=r"other settings: images was .*linear.* and is .*other/images"):
-        linear_segmentation(replace(again, images=["images"], masks=["masks"]))
+        linear_segmentation(replace(resumed_task, images=["images"], masks=["masks"]))
     monkeypatch.chdir(Path(task.images[0]).parent)
     steps = []
-    again = replace(again, images=["images"], masks=["masks"])
-    resumed = linear_segmentation(again, lambda step, loss: steps.append(step))
+    resumed_task = replace(resumed_task, images=["images"], masks=["masks"])
+    resumed = linear_segmentation(resumed_task, lambda step, loss: steps.append(step))
     assert steps == [*range(5, 13)]
-    assert resumed["confusion"] == whole["confusion"]
+    assert resumed["confusion"] == uninterrupted["confusion"]
     assert (tmp_path / "again" / "log.jsonl").read_text() == (tmp_path / "out" / "log.jsonl").read_text()
     first, second = (load_file(tmp_path / name / "linear.safetensors") for name in ("out", "again"))
     assert first.keys() == second.keys()
     for key, value in first.items():
         assert torch.equal(value, second[key]), key
     assert any(k.startswith("backbone.") for k in first) == (rate > 0)
-    left = sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert left == ["linear.safetensors", "log.jsonl", "metrics.json"]
+    files = sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert files == ["linear.safetensors", "log.jsonl", "metrics.json"]
 
 
 def test_a_stopped_run_needs_the_same_images(task, folder, tmp_path):
@@ -186,7 +186,7 @@ def test_labels_of_images_of_any_size():
     assert (labels_of_image(model, image, 8, 32) == direct).all()
 
 
-def test_pixels_that_do_not_count_are_not_learnt_and_not_scored(folder, tmp_path):
+def test_ignored_pixels_are_neither_learnt_nor_scored(folder, tmp_path):
     masks = tmp_path / "masks"
     masks.mkdir()
     for k in range(5):
@@ -312,7 +312,7 @@ def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp
         ({"img_size": 36}, "img_size must be a multiple of 8 for the model, got 36"),
     ],
 )
-def test_what_does_not_fit_is_refused(task, change, words):
+def test_errors(task, change, words):
     with pytest.raises(OptionError, match=words):
         linear_segmentation(replace(task, **change))
 

@@ -1,4 +1,4 @@
-"""A run that is killed ends as one that was not; folders are never overwritten by mistake."""
+"""A killed run resumes to the result of an uninterrupted one; folders are never overwritten by mistake."""
 
 import json
 import random
@@ -46,21 +46,23 @@ def without_clock(lines):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that was not stopped."""
-    out = tmp_path_factory.mktemp("whole") / "out"
+def uninterrupted_run(tmp_path_factory):
+    """Return the result and the folder of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "out"
     torch.set_num_threads(1)
     return retrofit(killed_config(out), source=RandomImages()), out
 
 
-def same_run(out, whole):
-    """Check that a folder holds what the run that was not stopped left."""
-    expected = load_file(whole / "student.safetensors")
+def same_run(out, uninterrupted_run):
+    """Check that a folder has the results of the uninterrupted run."""
+    expected = load_file(uninterrupted_run / "student.safetensors")
     actual = load_file(out / "student.safetensors")
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
-    assert without_clock(read_log(out / "log.jsonl")) == without_clock(read_log(whole / "log.jsonl"))
-    cards = [json.loads((folder / "card.json").read_text()) for folder in (out, whole)]
+    assert without_clock(read_log(out / "log.jsonl")) == without_clock(
+        read_log(uninterrupted_run / "log.jsonl")
+    )
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (out, uninterrupted_run)]
     for key in ("probe", "likeness", "blanked", "data", "updates"):
         assert cards[0][key] == cards[1][key]
     assert sorted(p.name for p in (out / "state").iterdir()) == ["000000006", "000000007"]
@@ -68,7 +70,7 @@ def same_run(out, whole):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs processes that fork")
-def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
+def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(uninterrupted_run, tmp_path):
     """At a random step, while a state is written, and again after going on; 7 is the end."""
     steps = sorted(random.Random().sample(range(1, 8), 2))
     positions = ["saving:4", "saving:7", *(f"after:{step}" for step in steps)]
@@ -84,24 +86,24 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
         str(tmp_path / "out"),
         *positions,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{positions}: {done.stderr[-3000:]}"
-    same_run(tmp_path / "out", whole[1])
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, f"{positions}: {process.stderr[-3000:]}"
+    same_run(tmp_path / "out", uninterrupted_run[1])
 
 
 @pytest.mark.parametrize("step", slow_except(range(1, 8), [3, 4]))  # 4 is the end of the first stage
-def test_a_run_that_is_stopped_at_any_step_ends_with_the_same_bits(step, whole, tmp_path):
+def test_a_run_that_is_stopped_at_any_step_ends_with_the_same_bits(step, uninterrupted_run, tmp_path):
     requested = killed_config(tmp_path)
     with pytest.raises(Stop):
         retrofit(requested, source=RandomImages(), on_step=stop_at(step))
     assert not (tmp_path / "card.json").exists()
     torch.manual_seed(step)  # what others drew meanwhile does not matter
     retrofit(requested, source=RandomImages())
-    same_run(tmp_path, whole[1])
+    same_run(tmp_path, uninterrupted_run[1])
 
 
-def test_the_folder_holds_a_model_and_its_card(whole):
-    result, out = whole
+def test_the_folder_holds_a_model_and_its_card(uninterrupted_run):
+    result, out = uninterrupted_run
     card = json.loads((out / "card.json").read_text())
     assert card == json.loads(json.dumps(result.card))
     assert card["blanked"] == [3, 11]
@@ -180,8 +182,8 @@ def test_a_finished_run_is_replaced_only_by_force(tmp_path):
         retrofit(config(tmp_path, seed=1), source=RandomImages())
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
     (tmp_path / "notes.txt").write_text("mine")
-    again = retrofit(config(tmp_path, seed=1, force=True), source=RandomImages())
-    assert again.card["config"]["seed"] == 1
+    replacement = retrofit(config(tmp_path, seed=1, force=True), source=RandomImages())
+    assert replacement.card["config"]["seed"] == 1
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [2, 4, 6, 7]
 
@@ -202,11 +204,11 @@ def test_another_config_is_refused_and_its_keys_are_named(tmp_path):
             retrofit(config(tmp_path, **changes), source=RandomImages())
     with pytest.raises(InputError, match=r"data.fingerprint was '[0-9a-f]+' and is '[0-9a-f]+'"):
         retrofit(config(tmp_path), source=RandomImages(seed=1))
-    done = retrofit(config(tmp_path, logging_steps=1, save_steps=5), source=RandomImages())
-    assert done.card["updates"] == 7, "what does not change the result may change"
+    run = retrofit(config(tmp_path, logging_steps=1, save_steps=5), source=RandomImages())
+    assert run.card["updates"] == 7, "what does not change the result may change"
 
 
-def test_files_of_something_else_are_left_alone(tmp_path):
+def test_other_files_are_not_overwritten(tmp_path):
     (tmp_path / "log.jsonl").write_text("mine")
     with pytest.raises(InputError, match=r"log.jsonl exists and is not a file of a retrofit"):
         retrofit(config(tmp_path), source=RandomImages())
@@ -235,7 +237,7 @@ def test_states_are_read_as_they_were_written(tmp_path):
     assert RunFolder(tmp_path / "other").load() is None
 
 
-def test_load_student_says_what_is_missing(tmp_path):
+def test_load_student_names_missing_files(tmp_path):
     with pytest.raises(InputError, match="must contain a finished retrofit"):
         load_student(tmp_path)
     (tmp_path / "student.safetensors").write_bytes(b"")

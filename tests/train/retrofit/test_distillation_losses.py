@@ -1,4 +1,4 @@
-"""The parts of the loss, against what they say they are."""
+"""The parts of the loss against their definitions."""
 
 import math
 
@@ -70,10 +70,10 @@ def test_blanked_channels_are_zero_and_others_stay():
 
 
 def test_poses_are_drawn_by_seed_and_step_from_the_seven_that_move():
-    drawn = [sample_pose(3, step) for step in range(700)]
-    assert drawn == [sample_pose(3, step) for step in range(700)]
-    assert drawn != [sample_pose(4, step) for step in range(700)]
-    counts = [drawn.count(pose) for pose in D4]
+    poses = [sample_pose(3, step) for step in range(700)]
+    assert poses == [sample_pose(3, step) for step in range(700)]
+    assert poses != [sample_pose(4, step) for step in range(700)]
+    counts = [poses.count(pose) for pose in D4]
     assert counts[0] == 0
     assert all(abs(count - 100) < 5 * math.sqrt(100 * 6 / 7) for count in counts[1:])
 
@@ -84,28 +84,28 @@ def models():
     return teacher, make_student(teacher, Student("rope_axial"))
 
 
-def test_every_part_is_what_it_says(models):
+def test_every_part_equals_its_definition(models):
     teacher, student = models
     images = random(2, 3, 24, 40)
     objective = Objective(teacher.model, student, LossWeights(2.0, 0.5, 0.25), [5, 2])
     for pose in D4[1:]:
         parts, maps, target = objective.parts(images, pose)
         reference, token = final_tokens(teacher.model, images)
-        own, own_token = final_tokens(student, images)
+        patches, class_token = final_tokens(student, images)
         reference = reference.clone()
         reference[:, [2, 5]] = 0
-        assert torch.equal(maps, own)
+        assert torch.equal(maps, patches)
         assert torch.equal(target, reference)
-        torch.testing.assert_close(parts["distill"], cosine_distance(own, reference))
-        torch.testing.assert_close(parts["class_token"], cosine_distance(own_token, token))
-        moved = final_tokens(student, pose.apply(images))[0]
-        torch.testing.assert_close(parts["d4"], cosine_distance(pose.undo(moved), own))
+        torch.testing.assert_close(parts["distill"], cosine_distance(patches, reference))
+        torch.testing.assert_close(parts["class_token"], cosine_distance(class_token, token))
+        rotated = final_tokens(student, pose.apply(images))[0]
+        torch.testing.assert_close(parts["d4"], cosine_distance(pose.undo(rotated), patches))
         assert parts["d4"].min() > 1e-4
         expected = 2 * parts["distill"] + 0.5 * parts["d4"] + 0.25 * parts["class_token"]
         torch.testing.assert_close(objective.total(parts), expected)
 
 
-def test_the_gradient_reaches_the_student_alone(models):
+def test_only_the_student_gets_gradients(models):
     teacher, student = models
     objective = Objective(teacher.model, student, LossWeights(1.0, 1.0, 1.0))
     objective.total(objective.parts(random(2, 3, 24, 40), D4[3])[0]).sum().backward()
@@ -121,7 +121,7 @@ def test_parts_of_weight_0_are_not_computed(models):
     }
 
 
-def test_an_isotropic_student_turns_with_the_image():
+def test_an_isotropic_student_is_equivariant():
     teacher = load_teacher(TEACHER, seed=1)
     student = make_student(teacher, Student("alibi2d", symmetric=True))
     assert patch_kernel(student).asymmetry < 1e-12

@@ -49,7 +49,7 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("offsets", [((0, 0), (3, 1)), ((2, 2), (0, 3))])
-def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
+def test_a_translation_equivariant_model_has_zero_loss(offsets):
     pair = common_part(*(Placement((3, 2), (6, 5), offset) for offset in offsets))
     images = random(2, 3, 12, 8)
     assert view_distance(Toy(), images, *pair).abs().max() < 1e-6
@@ -116,10 +116,10 @@ def test_pairs_are_drawn_by_seed_and_step_and_always_differ():
         augment = Augment(place=6, **options)
         return [sample_placements(seed, step, step / 60, (4, 4), augment) for step in range(60)]
 
-    drawn = pairs()
-    assert drawn == pairs() != pairs(4)
-    assert all(a.offset != b.offset and a.canvas == b.canvas == (6, 6) and a.box == b.box for a, b in drawn)
-    assert len({a.offset for a, _ in drawn}) == 9
+    samples = pairs()
+    assert samples == pairs() != pairs(4)
+    assert all(a.offset != b.offset and a.canvas == b.canvas == (6, 6) and a.box == b.box for a, b in samples)
+    assert len({a.offset for a, _ in samples}) == 9
     best = pairs(place_teacher="best", curriculum=1.0)
     # the second of two patches comes with the end of the run
     assert {(a.canvas, a.offset) for a, _ in best} == {((5, 5), (0, 0))}
@@ -139,7 +139,7 @@ def test_what_is_learnt_is_the_same_in_chunks(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_draws_the_same(tmp_path):
+def test_a_resumed_run_has_equal_draws(tmp_path):
     class Stop(Exception):
         pass
 
@@ -148,17 +148,17 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
             raise Stop
 
     requested = {"student": Student("learned"), "save_steps": 1, **PLACED}
-    whole = training(config(tmp_path / "whole", **requested))
-    whole.run()
+    uninterrupted = training(config(tmp_path / "whole", **requested))
+    uninterrupted.run()
     first = training(config(tmp_path / "parts", **requested))
     with pytest.raises(Stop):
         first.run(stop)
-    rest = training(config(tmp_path / "parts", **requested))
-    rest.resume(RunFolder(tmp_path / "parts").load())
-    assert rest.progress == 3 / 7
-    rest.run()
-    state = rest.student.state_dict()
-    for name, value in whole.student.state_dict().items():
+    resumed = training(config(tmp_path / "parts", **requested))
+    resumed.resume(RunFolder(tmp_path / "parts").load())
+    assert resumed.progress == 3 / 7
+    resumed.run()
+    state = resumed.student.state_dict()
+    for name, value in uninterrupted.student.state_dict().items():
         assert torch.equal(state[name], value), name
 
 

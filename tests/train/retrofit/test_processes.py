@@ -86,8 +86,8 @@ def test_one_device_for_several_processes_is_refused(monkeypatch):
 
 
 def test_sums_of_one_process_are_its_values():
-    alone, values = Processes.training("cpu"), [torch.arange(4.0), torch.ones(2, 3)]
-    alone.sum_(values)
+    single, values = Processes.training("cpu"), [torch.arange(4.0), torch.ones(2, 3)]
+    single.sum_(values)
     assert torch.equal(values[0], torch.arange(4.0))
-    assert alone.total(2.5) == 2.5
-    assert alone.main
+    assert single.total(2.5) == 2.5
+    assert single.main

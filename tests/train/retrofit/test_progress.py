@@ -22,36 +22,36 @@ def stop(number, total, line):
         raise Stop
 
 
-def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
-    run, said = training(config(tmp_path, student=Student(SHIFT))), []
+def test_the_loop_reports_its_progress(tmp_path, monkeypatch):
+    run, messages = training(config(tmp_path, student=Student(SHIFT))), []
     plain = Encoding.on_progress
 
     def on_progress(self, progress, seed):
-        said.append((self.name, progress, seed))
+        messages.append((self.name, progress, seed))
         plain(self, progress, seed)
 
     for encoding in {type(m) for m in run.student.modules() if isinstance(m, Encoding)}:
         monkeypatch.setattr(encoding, "on_progress", on_progress)
     run.run()
     run.finished()
-    shift = [(progress, seed) for name, progress, seed in said if name == "shift"]
+    shift = [(progress, seed) for name, progress, seed in messages if name == "shift"]
     seeds = [Processes().seed(0, step, POSITIONS) for step in range(7)]
     assert shift == [*((step / 7, seed) for step, seed in enumerate(seeds)), (1.0, None)]
-    assert {progress for name, progress, _ in said if name == "sincos2d"} == {p for p, _ in shift}
+    assert {progress for name, progress, _ in messages if name == "sincos2d"} == {p for p, _ in shift}
 
 
 @pytest.mark.parametrize("spec", slow_except([SHIFT, "rfs(reach=28)+rope_axial"], [SHIFT]))
-def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
+def test_a_resumed_run_has_equal_draws(tmp_path, spec):
     requested = {"student": Student(spec), "save_steps": 1}
-    whole = training(config(tmp_path / "whole", **requested))
-    whole.run()
+    uninterrupted = training(config(tmp_path / "whole", **requested))
+    uninterrupted.run()
     with pytest.raises(Stop):
         training(config(tmp_path / "parts", **requested)).run(stop)
-    rest = training(config(tmp_path / "parts", **requested))
-    rest.resume(RunFolder(tmp_path / "parts").load())
-    rest.run()
-    state = rest.student.state_dict()
-    for name, value in whole.student.state_dict().items():
+    resumed = training(config(tmp_path / "parts", **requested))
+    resumed.resume(RunFolder(tmp_path / "parts").load())
+    resumed.run()
+    state = resumed.student.state_dict()
+    for name, value in uninterrupted.student.state_dict().items():
         assert torch.equal(state[name], value), name
 
 

@@ -1,4 +1,4 @@
-"""The recipes are true: they are read, fit their models, cost what they say, and the supervised ones run."""
+"""Recipes: they load, fit their models, have the documented cost, and the supervised ones run."""
 
 import argparse
 import importlib
@@ -93,7 +93,7 @@ def test_recipes_fit_their_models(path):
     slow_except(retrofits(), retrofits()[1::3]),
     ids=lambda p: p.stem,
 )
-def test_recipes_say_what_they_cost_and_what_to_expect(path):
+def test_recipes_document_cost_and_expected_results(path):
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     for words in (f"vispe retrofit --config {path.name}", "Costs", "memory", "disk", "What to expect"):
         assert words in head.replace("torchrun --nproc-per-node 4 -m ", "")
@@ -165,10 +165,10 @@ def folders(root):
 
 
 def train(arguments):
-    """Go the way of timm's train.py: config file first, options over it, then its factories, an epoch, a checkpoint."""
+    """Follow timm's train.py: config file first, options over it, then its factories, an epoch, a checkpoint."""
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument("-c", "--config")
-    known, rest = first.parse_known_args(arguments)
+    known, remaining = first.parse_known_args(arguments)
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir")
     parser.add_argument("--output")
@@ -180,7 +180,7 @@ def train(arguments):
     parser.add_argument("--pretrained", action=argparse.BooleanOptionalAction)
     if known.config:
         parser.set_defaults(**yaml.safe_load(Path(known.config).read_text()))
-    args = parser.parse_args(rest)
+    args = parser.parse_args(remaining)
     for name in args.device_modules or ():
         importlib.import_module(name)
     model = timm.create_model(
@@ -231,7 +231,7 @@ def train(arguments):
 # timm's data set leaves its images open
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
-def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
+def test_supervised_training_follows_stock_train_py(tmp_path):
     folders(tmp_path / "data")
     (tmp_path / "out").mkdir()
     tiny = ["depth=1", "embed_dim=32", "num_heads=2"]
@@ -245,11 +245,11 @@ def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
     )
     assert "alibi2d" in vispe.describe(model)
     assert model.pos_embed is None
-    own = [p for name, p in model.named_parameters() if "pos_enc" in name]
-    assert own
-    assert {id(p) for p in own} <= {id(p) for g in optimizer.param_groups for p in g["params"]}
+    encoding_params = [p for name, p in model.named_parameters() if "pos_enc" in name]
+    assert encoding_params
+    assert {id(p) for p in encoding_params} <= {id(p) for g in optimizer.param_groups for p in g["params"]}
     assert hits >= 6  # of 8
-    again = timm.create_model(
+    second = timm.create_model(
         "vit_small_patch16_224",
         num_classes=2,
         img_size=32,
@@ -260,7 +260,7 @@ def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
         checkpoint_path=str(next((tmp_path / "out").glob("last*"))),
     ).eval()
     image = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(again(image), model(image))
+    torch.testing.assert_close(second(image), model(image))
 
 
 def stock_script():
@@ -297,8 +297,8 @@ def test_stock_train_py_runs_from_the_recipe(tmp_path):
     # a switch cannot be taken back behind a file
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command[3] = str(tmp_path / "recipe.yaml")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
     state = torch.load(next((tmp_path / "out" / "tiny").glob("last*")), weights_only=False)["state_dict"]
     assert any("pos_enc" in name for name in state)
     assert "pos_embed" not in state

@@ -1,4 +1,4 @@
-"""Teacher and student are what the config says, and refusals come before anything is loaded."""
+"""Teacher and student follow the config, and errors are raised before anything is loaded."""
 
 import pytest
 import timm
@@ -75,19 +75,19 @@ def test_final_tokens_are_those_of_the_forward_pass(size, spec):
         vispe.convert(model, spec)
     images = random(2, 3, *size)
     maps, token = final_tokens(model, images)
-    whole = model.forward_features(images)
-    torch.testing.assert_close(maps.flatten(2).mT, whole[:, 1:])
-    torch.testing.assert_close(token, whole[:, 0])
+    features = model.forward_features(images)
+    torch.testing.assert_close(maps.flatten(2).mT, features[:, 1:])
+    torch.testing.assert_close(token, features[:, 0])
     torch.testing.assert_close(maps.permute(0, 2, 3, 1), patch_features(model, images))
 
 
 def test_final_tokens_of_eva_leave_registers_out():
     model, images = eva().eval(), random(1, 3, 40, 24)
     maps, token = final_tokens(model, images)
-    whole = model.forward_features(images)
+    features = model.forward_features(images)
     assert maps.shape == (1, 32, 5, 3)
-    torch.testing.assert_close(maps.flatten(2).mT, whole[:, 3:])
-    torch.testing.assert_close(token, whole[:, 0])
+    torch.testing.assert_close(maps.flatten(2).mT, features[:, 3:])
+    torch.testing.assert_close(token, features[:, 0])
 
 
 @pytest.mark.parametrize("spec", [None, "alibi2d"])
@@ -125,20 +125,24 @@ def test_the_student_is_the_converted_teacher(make):
 
 def test_new_weights_of_the_student_come_from_the_seed():
     teacher = load_teacher(TEACHER)
-    first, again, other = (
+    first, second, other = (
         make_student(teacher, Student("rpb"), seed=seed).state_dict() for seed in (1, 1, 2)
     )
     new = [name for name in first if "pos_enc" in name]
     assert new
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in new)
 
 
 def test_a_random_student_shares_no_weights_with_the_teacher():
     teacher = load_teacher(TEACHER)
     student = make_student(teacher, Student(init="random"), seed=3)
-    own = dict(teacher.model.named_parameters())
-    same = [n for n, p in student.named_parameters() if n in own and torch.equal(p, own[n]) and p.std() > 0]
+    parameters = dict(teacher.model.named_parameters())
+    same = [
+        n
+        for n, p in student.named_parameters()
+        if n in parameters and torch.equal(p, parameters[n]) and p.std() > 0
+    ]
     assert same == []
 
 
@@ -186,7 +190,7 @@ def test_the_change_of_lora_is_the_product_and_keeps_its_precision():
     torch.testing.assert_close(actual, weight + change.up @ change.down)
 
 
-def test_training_the_encoding_alone_freezes_the_rest():
+def test_training_the_encoding_only_freezes_other_parameters():
     student = make_student(load_teacher(TEACHER), Student("rpb", trainable="encoding"))
     for name, parameter in student.named_parameters():
         assert parameter.requires_grad == ("pos_enc" in name)
@@ -226,7 +230,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED)
-def test_what_cannot_be_is_refused_before_weights_are_loaded(changes, text, monkeypatch):
+def test_config_errors_precede_loading_of_weights(changes, text, monkeypatch):
     monkeypatch.setattr(torch, "load", None)
     requested = config("out", **changes)
 

@@ -38,10 +38,10 @@ def make(folder, count=7, on_crops=None, teacher=None, **identity):
     return crops
 
 
-def test_files_hold_the_first_rows_and_what_the_teacher_says_of_them(tmp_path):
-    shown = []
-    crops = make(tmp_path / "cache", on_crops=lambda *done: shown.append(done))
-    assert shown == [(3, 7), (6, 7), (7, 7)]
+def test_files_have_the_first_rows_and_their_teacher_features(tmp_path):
+    calls = []
+    crops = make(tmp_path / "cache", on_crops=lambda *progress: calls.append(progress))
+    assert calls == [(3, 7), (6, 7), (7, 7)]
     images, features = crops.arrays()
     rows = torch.cat([windows().load(step) for step in range(3)])[:7]
     eight = torch.from_numpy(images.copy())
@@ -59,9 +59,9 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
     assert len(batches) == 7
     order = []
     for step, (crops, maps) in zip(range(21), batches.from_step(0), strict=False):
-        again = next(batches.from_step(step))
-        assert torch.equal(again[0], crops)
-        assert torch.equal(again[1], maps)
+        resumed = next(batches.from_step(step))
+        assert torch.equal(resumed[0], crops)
+        assert torch.equal(resumed[1], maps)
         for window, of in zip(crops, maps, strict=True):
             (i,) = (k for k in range(7) if torch.equal(images[k].float().div(255).sub(0.5).div(0.5), window))
             assert torch.equal(features[i].view(torch.bfloat16), of)
@@ -71,9 +71,9 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
     assert passes[0] != passes[1]
 
 
-def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_cache_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["vispe.train.retrofit.teacher_cache"], "_EVERY", 1)
-    whole = make(tmp_path / "whole")
+    uninterrupted = make(tmp_path / "whole")
 
     def stop(ready, count):
         if ready == 6:
@@ -81,10 +81,10 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "parts", on_crops=stop)
-    shown = []
-    parts = make(tmp_path / "parts", on_crops=lambda *done: shown.append(done))
-    assert shown == [(7, 7)]
-    for one, other in zip(whole.arrays(), parts.arrays(), strict=True):
+    calls = []
+    parts = make(tmp_path / "parts", on_crops=lambda *progress: calls.append(progress))
+    assert calls == [(7, 7)]
+    for one, other in zip(uninterrupted.arrays(), parts.arrays(), strict=True):
         assert np.array_equal(one, other)
     before = (tmp_path / "parts" / "features.npy").stat().st_mtime_ns
     make(tmp_path / "parts")
@@ -96,7 +96,7 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
         make(tmp_path / "parts", amp="bf16")
 
 
-def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
+def test_a_retrofit_with_windows_resumes_bit_for_bit(tmp_path):
     stages = [
         Stage(32, steps=5, batch_size=4, lr=1e-3, crops=9),
         Stage(48, steps=2, batch_size=2, lr=1e-4, crops=3),
@@ -104,7 +104,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     requested = config(
         tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=LossWeights(1, 0.1, centred=0.5)
     )
-    whole = retrofit(requested, source=RandomImages())
+    uninterrupted = retrofit(requested, source=RandomImages())
     lines = [json.loads(t) for t in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
     assert {"distill", "centred", "d4"} <= set(lines[-1])
     assert sorted(p.name for p in (tmp_path / "whole" / "crops").iterdir()) == ["32-9", "48-3"]
@@ -117,9 +117,9 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     parts = replace(requested, out=str(tmp_path / "parts"), target=shared)
     with pytest.raises(KeyboardInterrupt):
         retrofit(parts, source=RandomImages(), on_step=stop)
-    again = retrofit(parts, source=RandomImages())
-    state = again.student.state_dict()
-    for name, value in whole.student.state_dict().items():
+    resumed = retrofit(parts, source=RandomImages())
+    state = resumed.student.state_dict()
+    for name, value in uninterrupted.student.state_dict().items():
         assert torch.equal(value, state[name]), name
     # the teacher is not asked again for another student
     other = replace(parts, out=str(tmp_path / "other"), seed=requested.seed)
@@ -131,17 +131,17 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("average", [{}, {"poses": 2}])
 def test_windows_do_not_depend_on_the_micro_batch_size(tmp_path, average):
     stages = [Stage(32, steps=2, batch_size=4, crops=7)]
-    made = []
+    batches = []
     for size in (None, 1, 3):
         folder = tmp_path / str(size)
         target = Target([3, 11], folder=str(folder / "crops"), **average)
         options = {"stages": stages, "target": target, "micro_batch_size": size}
         retrofit(config(folder / "out", **options), source=RandomImages())
         images, features = Crops(folder / "crops" / "32-7", 7).arrays()
-        made.append((images.copy(), torch.from_numpy(features.copy()).view(torch.bfloat16).float()))
-    for images, features in made[1:]:
-        np.testing.assert_array_equal(images, made[0][0])
-        torch.testing.assert_close(features, made[0][1], rtol=2**-7, atol=1e-5)
+        batches.append((images.copy(), torch.from_numpy(features.copy()).view(torch.bfloat16).float()))
+    for images, features in batches[1:]:
+        np.testing.assert_array_equal(images, batches[0][0])
+        torch.testing.assert_close(features, batches[0][1], rtol=2**-7, atol=1e-5)
 
 
 def test_a_run_with_windows_goes_on_with_another_micro_batch_size(tmp_path):
@@ -170,7 +170,7 @@ def test_a_run_with_windows_goes_on_with_another_micro_batch_size(tmp_path):
         ),
     ],
 )
-def test_what_does_not_go_together(tmp_path, changes, sentence):
+def test_incompatible_options(tmp_path, changes, sentence):
     with pytest.raises(OptionError, match=sentence):
         check(config(tmp_path, **changes))
 
@@ -198,14 +198,14 @@ def test_stored_features_are_means_over_the_views_of_their_batch(tmp_path):
 def test_a_symmetrised_target_is_reproducible_and_differs_from_a_plain_one(tmp_path, crops):
     stages = [Stage(32, steps=4, batch_size=4, lr=1e-3, crops=crops)]
     target = Target([3], poses=3, positions=2)
-    done = [
+    caches = [
         retrofit(config(tmp_path / name, stages=stages, target=target), source=RandomImages())
         for name in ("a", "b")
     ]
-    pairs = zip(*(run.student.state_dict().values() for run in done), strict=True)
+    pairs = zip(*(run.student.state_dict().values() for run in caches), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     plain = retrofit(config(tmp_path / "c", stages=stages, target=Target([3])), source=RandomImages())
-    changed = zip(plain.student.parameters(), done[0].student.parameters(), strict=True)
+    changed = zip(plain.student.parameters(), caches[0].student.parameters(), strict=True)
     assert any(not torch.equal(*pair) for pair in changed)
     if crops:
         stored = str(tmp_path / "a" / "crops")
@@ -225,11 +225,11 @@ def test_a_debiased_model_as_teacher(tmp_path):
     )
     stages = [Stage(48, steps=1, batch_size=2)]
     teacher, target = Teacher(str(folder)), Target()
-    done = retrofit(
+    run = retrofit(
         config(tmp_path / "out", teacher=teacher, stages=stages, target=target), source=RandomImages()
     )
-    assert done.card["debiased"] == "poses"
-    assert done.card["config"]["teacher"]["name"] == "test_vit"
+    assert run.card["debiased"] == "poses"
+    assert run.card["config"]["teacher"]["name"] == "test_vit"
     assert type(load_teacher(teacher).model).__name__ == "DebiasedModel"
     student, base, _ = load_student(tmp_path / "out")
     assert type(base.model).__name__ == "VisionTransformer"

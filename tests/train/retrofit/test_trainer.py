@@ -27,7 +27,7 @@ def weights_of(run):
 
 
 def by_hand(requested, source):
-    """Train by a loop that is written down again; return the weights after every update."""
+    """Train by a reference loop; return the weights after every update."""
     run, actual, step = training(requested, source), [], 0
     teacher, student = run.objective.teacher, run.student
     objective = Objective(teacher, student, requested.loss, requested.target.blank)
@@ -37,8 +37,8 @@ def by_hand(requested, source):
         batches = Batches(
             source, stage.img_size, stage.batch_size, seed=requested.seed + k * 1_000_003, mean=half, std=half
         )
-        for own in range(stage.steps):
-            parts, _, _ = objective.parts(batches.load(own), sample_pose(requested.seed, step))
+        for local_step in range(stage.steps):
+            parts, _, _ = objective.parts(batches.load(local_step), sample_pose(requested.seed, step))
             loss = sum(getattr(requested.loss, name) * value.mean() for name, value in parts.items())
             optimizer.zero_grad()
             loss.backward()
@@ -52,7 +52,7 @@ def by_hand(requested, source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
-def test_training_is_what_it_says(tmp_path, loss):
+def test_training_equals_the_reference_loop(tmp_path, loss):
     requested = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
     run = training(requested, RandomImages())
     run.run()
@@ -89,25 +89,25 @@ def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
 
 
 @pytest.mark.parametrize(("trainable", "spec"), [("lora", "alibi2d"), ("lora", "rpb"), ("encoding", "rpb")])
-def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
+def test_frozen_parameters_are_unchanged_bit_for_bit(tmp_path, trainable, spec):
     run = training(config(tmp_path, student=Student(spec, trainable=trainable), weight_decay=0.1))
     before, teacher = weights_of(run), copy.deepcopy(run.objective.teacher.state_dict())
     run.run()
     changed = {n for n, value in weights_of(run).items() if not torch.equal(value, before[n])}
-    own = {n for n in before if "pos_enc" in n.split(".")}
+    encoding_names = {n for n in before if "pos_enc" in n.split(".")}
     low = {n for n in before if n.endswith((".0.up", ".0.down"))}
-    assert changed == own | low
+    assert changed == encoding_names | low
     assert bool(low) == (trainable == "lora")
     assert all(torch.equal(value, teacher[n]) for n, value in run.objective.teacher.state_dict().items())
     images = Batches(RandomImages(), 32, 2).load(0)
     actual = feature_maps(run.student.eval(), torch.device("cpu"))(images)
     merged = feature_maps(merge_lora(run.student), torch.device("cpu"))(images)
     torch.testing.assert_close(merged, actual, **TIGHT)
-    finished = run.finished()
+    result = run.finished()
     plain = load_teacher(run.config.teacher).model.state_dict()
-    assert {n for n in finished.state_dict() if "pos_enc" not in n} <= set(plain)
+    assert {n for n in result.state_dict() if "pos_enc" not in n} <= set(plain)
     if trainable == "encoding":
-        assert all(torch.equal(value, plain[n]) for n, value in finished.state_dict().items() if n in plain)
+        assert all(torch.equal(value, plain[n]) for n, value in result.state_dict().items() if n in plain)
 
 
 def test_the_average_follows_the_weights(tmp_path):
@@ -127,8 +127,8 @@ def test_the_average_follows_the_weights(tmp_path):
     assert steps == list(range(1, 8))
     for name, p in run.student.named_parameters():
         torch.testing.assert_close(p, dict(plain.student.named_parameters())[name], **TIGHT)
-    finished = run.finished()
-    for name, p in finished.named_parameters():
+    result = run.finished()
+    for name, p in result.named_parameters():
         torch.testing.assert_close(p.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
@@ -177,7 +177,7 @@ def test_learning_rates():
     assert [Stage(32, epochs=e, batch_size=4).updates(10) for e in (0.01, 1.0, 2.5)] == [1, 2, 6]
 
 
-def test_every_line_of_the_log_tells_its_interval(tmp_path):
+def test_every_line_of_the_log_has_its_interval(tmp_path):
     run = training(config(tmp_path, loss=LossWeights(1.0, 0.5), logging_steps=3, target=Target([1, 2])))
     run.run()
     lines = [json.loads(text) for text in run.folder.log.read_text().splitlines()]
@@ -204,14 +204,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert run.folder.steps() == []
 
 
-def test_channels_that_tell_position_are_detected():
+def test_channels_of_position_are_detected():
     teacher = load_teacher(config("o").teacher)
     probe = Probe(noise=2, textures=2, masks=2)
     actual = probe_images(teacher, probe, 64, 5)
-    own = feature_maps(teacher.model, torch.device("cpu"))
+    teacher_maps = feature_maps(teacher.model, torch.device("cpu"))
 
     def positional(images):
-        maps = own(images)
+        maps = teacher_maps(images)
         h, w = maps.shape[2:]
         maps[:, 7] += 20 * torch.linspace(-1, 1, h)[:, None]
         maps[:, 19] += 20 * torch.linspace(-1, 1, w)

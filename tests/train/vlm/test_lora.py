@@ -45,7 +45,7 @@ def some(count=6, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_packed_samples_give_the_logits_of_each_alone(scheme):
+def test_packed_samples_have_the_logits_of_separate_ones(scheme):
     model = vispe.convert(make("qwen2_vl"), scheme)
     samples = some()
     packing = Packing(model, 80)
@@ -59,16 +59,16 @@ def test_packed_samples_give_the_logits_of_each_alone(scheme):
         for at, row in enumerate(rows):
             end = 0
             for k in row:
-                alone = model(**samples[k].inputs).logits[0]
-                start, end = end, end + len(alone)
-                torch.testing.assert_close(actual[at, start:end], alone, atol=2e-5, rtol=1e-4)
-                expected = torch.full((len(alone),), IGNORED)
+                single = model(**samples[k].inputs).logits[0]
+                start, end = end, end + len(single)
+                torch.testing.assert_close(actual[at, start:end], single, atol=2e-5, rtol=1e-4)
+                expected = torch.full((len(single),), IGNORED)
                 expected[samples[k].answer] = samples[k].wanted
                 assert torch.equal(labels[at, start:end], expected)
             assert (labels[at, end:] == IGNORED).all()
 
 
-def test_gradients_of_packed_samples_are_those_of_each_alone():
+def test_gradients_of_packed_samples_equal_separate_ones():
     model = vispe.convert(make("qwen2_vl"), "vrope")
     samples = some()
     inputs = Packing(model, 80)(samples)
@@ -78,16 +78,16 @@ def test_gradients_of_packed_samples_are_those_of_each_alone():
     for s in samples:
         logits = model(**s.inputs).logits[0, s.asking]
         (torch.nn.functional.cross_entropy(logits, s.wanted) / len(samples)).backward()
-    alone = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert packed.keys() == alone.keys()
-    for name, grad in alone.items():
+    single = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert packed.keys() == single.keys()
+    for name, grad in single.items():
         torch.testing.assert_close(packed[name], grad, atol=2e-5 * float(grad.abs().max()) + 1e-6, rtol=1e-3)
 
 
 def test_the_stock_scheme_packed_is_the_stock_model():
     stock, samples = make("qwen2_vl"), some(3)
     with torch.no_grad():
-        alone = [stock(**s.inputs, mm_token_type_ids=types(s)).logits[0, s.asking] for s in samples]
+        single = [stock(**s.inputs, mm_token_type_ids=types(s)).logits[0, s.asking] for s in samples]
         model = vispe.convert(make("qwen2_vl"), "mrope(after=side)")
         inputs = Packing(model, 400)(samples)
         labels = inputs.pop("labels")
@@ -95,7 +95,7 @@ def test_the_stock_scheme_packed_is_the_stock_model():
     order = Packing(model, 400).rows([s.inputs["input_ids"].shape[1] for s in samples])[0]
     requested = (labels[0, 1:] != IGNORED).nonzero()[:, 0]
     torch.testing.assert_close(
-        actual[0, requested], torch.cat([alone[k] for k in order]), atol=2e-5, rtol=1e-4
+        actual[0, requested], torch.cat([single[k] for k in order]), atol=2e-5, rtol=1e-4
     )
 
 
@@ -104,25 +104,25 @@ def types(sample):
     return (ids == IMAGE).long() + 2 * (ids == VIDEO).long()
 
 
-def test_what_is_drawn_depends_on_the_samples_alone():
+def test_draws_depend_on_the_samples_only():
     model, samples = vispe.convert(make("qwen2_vl"), "v2pe"), some()
-    first, again = (Packing(model, 80, training=True, seed=1) for _ in range(2))
+    first, second = (Packing(model, 80, training=True, seed=1) for _ in range(2))
     expected = first(samples)["position_ids"]
     torch.manual_seed(123)
-    again(samples[:2])
-    assert torch.equal(again(samples)["position_ids"], expected)
+    second(samples[:2])
+    assert torch.equal(second(samples)["position_ids"], expected)
     other = Packing(model, 80, training=True, seed=2)(samples)["position_ids"]
     assert not torch.equal(other, expected)
     assert torch.equal(Packing(model, 80)(samples)["position_ids"][0], expected[0])
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_only_position_tells_the_answer(task):
+def test_the_answer_depends_on_position_only(task):
     """All answers come up, and the patches of the colour asked for are where the answer says, and nowhere else."""
     generator = torch.Generator().manual_seed(0)
-    drawn = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
-    assert {int(s.wanted) for s in drawn} == {WORDS.answer(task, k) for k in range(TASKS[task])}
-    for s in drawn:
+    samples = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
+    assert {int(s.wanted) for s in samples} == {WORDS.answer(task, k) for k in range(TASKS[task])}
+    for s in samples:
         name = "pixel_values_videos" if task == "time" else "pixel_values"
         patches = s.inputs[name].view(-1, 3, 32).mean(2)
         colour = s.inputs["input_ids"][0, -2] - WORDS.first
@@ -168,11 +168,11 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
-    whole, _ = trained
+def test_a_resumed_run_equals_an_uninterrupted_one(trained, tmp_path):
+    uninterrupted, _ = trained
     finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2, steps=2), tmp_path, device="cpu")
     on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), tmp_path, device="cpu")
-    expected = {n: p for n, p in whole.named_parameters() if p.requires_grad}
+    expected = {n: p for n, p in uninterrupted.named_parameters() if p.requires_grad}
     for name, p in on.named_parameters():
         if p.requires_grad:
             assert torch.equal(p, expected[name]), name
@@ -196,7 +196,7 @@ def test_training_teaches(tmp_path):
     assert accuracy(tuned, samples, batch_size=3) == accuracy(tuned, samples)
 
 
-def test_what_cannot_be_is_said(tmp_path):
+def test_errors(tmp_path):
     model = make("qwen2_vl")
     with pytest.raises(OptionError, match="without one"):
         Packing(model, 80)
@@ -245,7 +245,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     make("llava").save_pretrained(tmp_path / "start")
     llava_processor().save_pretrained(tmp_path / "start")
-    where = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
+    paths = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
     requested = [
         "--config",
         "vlm_lora_scheme.yaml",
@@ -257,7 +257,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
         "2",
     ]
     requested += ["--max-length", "64", "--device", "cpu"]
-    requested += [w for k, v in where.items() for w in (f"--{k}", str(v))]
+    requested += [w for k, v in paths.items() for w in (f"--{k}", str(v))]
     assert main(requested) == 0
     assert "accuracy on" in capsys.readouterr().out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
@@ -269,4 +269,4 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         fine_tune(LoraTask(model="m", data="none.jsonl", out=str(tmp_path / "new")))
     with pytest.raises(InputError, match="has no processor that transformers can load"):
-        fine_tune(LoraTask(model=str(tmp_path / "none"), data=str(where["data"]), out=str(tmp_path / "new")))
+        fine_tune(LoraTask(model=str(tmp_path / "none"), data=str(paths["data"]), out=str(tmp_path / "new")))

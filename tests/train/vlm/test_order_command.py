@@ -46,9 +46,9 @@ def test_prompts_are_read_as_the_processor_writes_them(processor, tmp_path):
     assert arranged.inputs["pixel_values"].shape == (3, 3, 12, 12)
     words = "w5 " + f"{ITEM.replace('{image}', '<image>')} " * 3 + "w6 w20 w7 <eos>"
     images = [Image.open(tmp_path / f"{k}.png") for k in range(3)]
-    whole = processor(text=[words], images=images, return_tensors="pt")
-    assert torch.equal(whole["input_ids"], arranged.inputs["input_ids"])
-    torch.testing.assert_close(whole["pixel_values"], arranged.inputs["pixel_values"])
+    encoded = processor(text=[words], images=images, return_tensors="pt")
+    assert torch.equal(encoded["input_ids"], arranged.inputs["input_ids"])
+    torch.testing.assert_close(encoded["pixel_values"], arranged.inputs["pixel_values"])
 
 
 def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
@@ -71,8 +71,8 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
         "cpu",
     ]
     assert main(requested) == 0
-    shown = capsys.readouterr()
-    assert "before: spread over orders" in shown.out
+    captured = capsys.readouterr()
+    assert "before: spread over orders" in captured.out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert (card["held_out"], card["learnt_from"], card["task"]["even"]) == (1, 4, 0.1)
     assert card["before"]["spread"] > 0
@@ -97,7 +97,7 @@ def test_the_recipe_says_what_the_defaults_are():
         assert getattr(task, key) == getattr(plain, key), key
 
 
-def test_what_is_no_prompt_is_refused(processor, tmp_path):
+def test_invalid_prompts_raise(processor, tmp_path):
     with pytest.raises(InputError, match=r"prompts\.jsonl: line 1: keys must be images, .* got colour"):
         read_prompts(processor, write(tmp_path, colour=1), ITEM)
     with pytest.raises(InputError, match=r"line 1 is not a valid prompt \(FileNotFoundError"):
@@ -107,13 +107,13 @@ def test_what_is_no_prompt_is_refused(processor, tmp_path):
         read_prompts(processor, tmp_path / "prompts.jsonl", ITEM)
     make("llava").save_pretrained(tmp_path / "start")
     processor.save_pretrained(tmp_path / "start")
-    where = {"model": str(tmp_path / "start"), "data": str(write(tmp_path, 3)), "out": str(tmp_path / "out")}
+    paths = {"model": str(tmp_path / "start"), "data": str(write(tmp_path, 3)), "out": str(tmp_path / "out")}
     with pytest.raises(InputError, match="needs at least val_every=5 prompts, got 3"):
-        order_invariance(OrderTask(**where, item=ITEM))
+        order_invariance(OrderTask(**paths, item=ITEM))
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
-        order_invariance(OrderTask(**where | {"data": "none.jsonl"}, item=ITEM))
+        order_invariance(OrderTask(**paths | {"data": "none.jsonl"}, item=ITEM))
     with pytest.raises(InputError, match="has no processor that transformers can load"):
-        order_invariance(OrderTask(**where | {"model": str(tmp_path / "none")}, item=ITEM))
+        order_invariance(OrderTask(**paths | {"model": str(tmp_path / "none")}, item=ITEM))
     for options in ({"item": "w1"}, {"orders": 1}, {"val_every": 1}):
         with pytest.raises(OptionError, match=next(iter(options))):
-            OrderTask(**where, **options)
+            OrderTask(**paths, **options)

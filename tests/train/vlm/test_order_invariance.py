@@ -47,7 +47,7 @@ def prompts(family, count, seed=0):
     return actual
 
 
-def spread(model, requested):
+def score_range(model, requested):
     scores = torch.stack([order_scores(model, prompt, ORDERS) for prompt in requested])
     return float((scores.amax(1) - scores.amin(1)).mean())
 
@@ -59,11 +59,11 @@ def test_the_order_decides_less_after_training(family):
     model = make(family)
     model.set_attn_implementation("eager")
     requested = prompts(family, 6)
-    before, weights = spread(model, requested), {n: v.clone() for n, v in model.state_dict().items()}
+    before, weights = score_range(model, requested), {n: v.clone() for n, v in model.state_dict().items()}
     losses = []
     recipe = OrderRecipe(steps=40, batch_size=4, lr=1e-2, rank=4)
     train_order_invariance(model, requested, recipe, lambda step, loss: losses.append(loss))
-    assert spread(model, requested) < 0.8 * before
+    assert score_range(model, requested) < 0.8 * before
     assert sum(losses[-5:]) < sum(losses[:5])
     changed = {n for n, v in model.state_dict().items() if not torch.equal(v, weights[n])}
     assert changed == {
@@ -76,7 +76,7 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def often(monkeypatch):
+def save_every_second_update(monkeypatch):
     """Save after every second update."""
     monkeypatch.setattr(order_invariance, "_SAVED_EVERY", 2)
 
@@ -90,7 +90,7 @@ def learnt(family="llava", recipe=RECIPE, **options):
     return model.state_dict()
 
 
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, save_every_second_update):
     file, steps = tmp_path / "out" / "state.pt", []
 
     def stop(step, loss):
@@ -100,10 +100,10 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
 
     with pytest.raises(Stopped):
         learnt(state=file, on_step=stop)
-    again = learnt(state=file, on_step=lambda step, _: steps.append(step))
+    resumed = learnt(state=file, on_step=lambda step, _: steps.append(step))
     assert steps == [1, 2, 3, 3, 4, 5]  # from the state after the second update
-    whole = learnt()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    uninterrupted = learnt()
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(InputError, match=r"state.pt belongs to another recipe or other prompts. Remove it"):
         learnt(state=file, recipe=replace(RECIPE, lr=1e-3))
     # other pixels with the same tokens
@@ -114,14 +114,14 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
 
 
 def test_processes_share_a_batch(monkeypatch):
-    """One after the other, as if each were alone, their gradients add up to those of one process."""
+    """Run in sequence, the gradients of the processes add up to those of one process."""
     sums = []
     monkeypatch.setattr(Processes, "sum_", lambda self, grads: sums.append([g.clone() for g in grads]))
     one = replace(RECIPE, steps=1)
     for processes in (Processes(), Processes(0, 2), Processes(1, 2)):
         learnt(recipe=one, processes=processes)
-    whole, first, second = (part for part in sums if len(part) > 1)
-    for a, b, c in zip(whole, first, second, strict=True):
+    full, first, second = (part for part in sums if len(part) > 1)
+    for a, b, c in zip(full, first, second, strict=True):
         torch.testing.assert_close(a, b + c)
     assert all(sum(float(g.abs().sum()) for g in part) > 0 for part in (first, second))
 
@@ -192,7 +192,7 @@ def test_pieces_stand_where_the_order_says():
     assert plain.inputs["image_grid_thw"].shape == (3, 3)
 
 
-def test_what_cannot_be_is_refused():
+def test_errors():
     prompt = prompts("llava", 1)[0]
     with pytest.raises(OptionError, match=r"order must be a permutation of 3 items, got \[0, 0, 1\]"):
         prompt.arranged([0, 0, 1])

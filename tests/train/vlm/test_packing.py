@@ -63,7 +63,7 @@ def token_weighted_loss(model, samples):
 
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", sampled(PACKABLE, FAST))
-def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
+def test_a_plain_call_has_the_logits_of_separate_samples(family, attention):
     model = vispe.convert(model_of(family, attention), "vrope")
     samples = samples_of(family)
     packing = Packing(model, longest_of(samples))
@@ -75,19 +75,19 @@ def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
         norms = any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
         for training in (False,) if norms else (False, True):
             model.train(training)
-            drawn = torch.get_rng_state()
+            rng_state = torch.get_rng_state()
             alone(model, samples[1])
-            if not torch.equal(drawn, torch.get_rng_state()):
+            if not torch.equal(rng_state, torch.get_rng_state()):
                 continue  # dropout or stochastic depth of a vision tower
             for sample, actual in each(packing, samples, model(**inputs).logits):
                 torch.testing.assert_close(actual, alone(model, sample), atol=2e-5, rtol=1e-5)
-    for sample, said in each(packing, samples, labels):
-        assert torch.equal(said[sample.answer], sample.wanted)
-        assert int((said != IGNORED).sum()) == len(sample.wanted)
+    for sample, losses in each(packing, samples, labels):
+        assert torch.equal(losses[sample.answer], sample.wanted)
+        assert int((losses != IGNORED).sum()) == len(sample.wanted)
 
 
 @cases("family", NOT_PACKABLE)
-def test_layers_that_do_not_isolate_samples_are_refused(family):
+def test_layers_that_do_not_isolate_samples_raise(family):
     """Nothing that the call or its ids say would stop a state, an indexer or a prefix at the end of a sample."""
     if family not in EVERY:
         return  # this transformers does not have it
@@ -111,12 +111,12 @@ def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
     expected = token_weighted_loss(vispe.convert(model_of(family), "vrope").train(), samples)
     losses, compute = [], transformers.Trainer.compute_loss
 
-    def recorded(self, model, inputs, *args, **kwargs):
+    def record_loss(self, model, inputs, *args, **kwargs):
         loss = compute(self, model, inputs, *args, **kwargs)
         losses.append((loss[0] if isinstance(loss, tuple) else loss).item())
         return loss
 
-    monkeypatch.setattr(transformers.Trainer, "compute_loss", recorded)
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", record_loss)
     recipe = LoraRecipe(
         scheme="vrope", steps=1, batch_size=len(samples), max_length=longest_of(samples), rank=2
     )
@@ -143,12 +143,12 @@ def test_the_first_token_of_a_sample_has_no_loss():
     model = vispe.convert(model_of("llava"), "vrope")
     samples = [OrderedPrompt(s.inputs, (), slice(0, s.answer.stop)) for s in samples_of("llava")]
     packing = Packing(model, 400)
-    for _, said in each(packing, samples, packing(samples)["labels"]):
-        assert said[0] == IGNORED
-        assert (said[1:] != IGNORED).all()
+    for _, losses in each(packing, samples, packing(samples)["labels"]):
+        assert losses[0] == IGNORED
+        assert (losses[1:] != IGNORED).all()
 
 
-def test_samples_that_cannot_be_joined_are_refused():
+def test_samples_that_cannot_be_packed_raise():
     model = vispe.convert(model_of("llava"), "vrope")
     first, second = samples_of("llava")[1:3]
     padded = first.inputs | {"attention_mask": first.inputs["attention_mask"].clone()}

@@ -1,4 +1,4 @@
-"""Logits in which a pair of tokens decides by how much both are rotated (SelfExtend, PINE)."""
+"""Logits with a rotation per pair of tokens (SelfExtend, PINE)."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_short_input_and_groups_of_one_are_plain_rotation():
     assert self_extend(torch.arange(4), 2, 4)[0].tolist() == [0, 0, 1, 1]
 
 
-def test_on_two_axes_each_goes_by_its_own_rule():
+def test_rules_of_two_axes_are_independent():
     q, k, _ = inputs(b=1, n=20, kv_heads=4, width=8)
     rates = torch.tensor([[[1.0, 0.0, 0.3], [0.0, 0.7, 0.0]]], dtype=torch.float64)
     at = torch.cartesian_prod(torch.arange(2.0), torch.arange(10.0))[None].double()
@@ -61,7 +61,7 @@ def test_gradients_of_grouped_positions():
     assert torch.autograd.gradcheck(run, (q, k, v), fast_mode=True)
 
 
-def test_wrong_groups_are_refused():
+def test_wrong_groups_raise():
     with pytest.raises(OptionError, match="group must be a positive integer, got 0"):
         self_extend(torch.arange(3), 0, 2)
     with pytest.raises(ShapeError, match="several axes"):
@@ -91,36 +91,36 @@ SIZES = [4, 2, 3, 1]
 
 
 @cases("order", [(1, 0, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1)])
-def test_permuted_segments_leave_the_rest_unchanged(order):
+def test_permuted_segments_do_not_change_other_tokens(order):
     q, k, v = inputs(n=15)
     stream = Stream.of([[Text(2), Parallel([Text(n) for n in SIZES], "all", "end"), Text(3)]] * 2)
-    moved = Stream.of([[Text(2), Parallel([Text(SIZES[m]) for m in order], "all", "end"), Text(3)]] * 2)
+    permuted = Stream.of([[Text(2), Parallel([Text(SIZES[m]) for m in order], "all", "end"), Text(3)]] * 2)
     parts = (2 + torch.arange(10)).split(SIZES)
-    place = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(12, 15)])
+    index = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(12, 15)])
     y = pine(stream, q, k, v)
-    torch.testing.assert_close(pine(moved, q[:, :, place], k[:, :, place], v[:, :, place]), y[:, :, place])
+    torch.testing.assert_close(pine(permuted, q[:, :, index], k[:, :, index], v[:, :, index]), y[:, :, index])
     plain = attention(q, k, v, transform=rotation(line(15)), enable_gqa=True, is_causal=True)
     assert (y - plain).abs().max() > 0.1
 
 
-def test_what_is_decoded_is_what_the_prompt_would_have():
+def test_decoding_equals_the_prefill():
     q, k, v = inputs(n=15)
     rows = [[Text(2), Parallel([Text(n) for n in SIZES], "all", "end"), Text(3)]] * 2
     stream = Stream.of(rows)
     torch.testing.assert_close(pine(stream, q, k, v, 2), pine(stream, q, k, v)[:, :, -2:])
 
 
-def test_padded_rows_and_several_sets_are_those_of_each_alone():
+def test_padded_rows_and_several_sets_equal_separate_ones():
     one = [Text(2), Parallel([Text(3), Text(2), Text(4)], "all", "end"), Text(1),
            Parallel([Text(1), Text(3), Text(2)], "all", "end"), Text(2)]  # fmt: skip
     two = [Parallel([Text(2), Text(1), Text(2)], "all", "end"), Text(2)]
     q, k, v = inputs(n=20)
-    for padding, where in (("left", slice(13, 20)), ("right", slice(0, 7))):
+    for padding, valid in (("left", slice(13, 20)), ("right", slice(0, 7))):
         y = pine(Stream.of([one, two], padding), q, k, v)
-        alone = pine(Stream.of([one]), *(x[:1] for x in (q, k, v)))
-        torch.testing.assert_close(y[:1], alone)
-        short = pine(Stream.of([two]), *(x[1:, :, where] for x in (q, k, v)))
-        torch.testing.assert_close(y[1:, :, where], short)
+        single = pine(Stream.of([one]), *(x[:1] for x in (q, k, v)))
+        torch.testing.assert_close(y[:1], single)
+        short = pine(Stream.of([two]), *(x[1:, :, valid] for x in (q, k, v)))
+        torch.testing.assert_close(y[1:, :, valid], short)
 
 
 def test_equal_segments_keep_the_order_of_the_input():

@@ -15,8 +15,8 @@ from vispe.evaluate.probe.targets import ramp
 
 
 def planted(seed, shape=(14, 12), width=16):
-    made = np.random.default_rng(seed)
-    maps = [made.standard_normal((*shape, width)) for _ in range(3)]
+    generator = np.random.default_rng(seed)
+    maps = [generator.standard_normal((*shape, width)) for _ in range(3)]
     maps[1][..., 5] += 9 * ramp("lr", shape)[..., 0]
     maps[1][..., 11] += 7 * ramp("radial", shape)[..., 0]
     return maps
@@ -42,8 +42,8 @@ def axes():
 
 
 def test_the_curve_holds_every_median_and_the_control(source_probe, axes):
-    drawn = plot_probe_layers(source_probe.layers, axes)
-    assert drawn is axes
+    axes_with_curve = plot_probe_layers(source_probe.layers, axes)
+    assert axes_with_curve is axes
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     for k, name in enumerate(source_probe.layers.targets):
         expected = np.maximum(np.median(source_probe.layers.r2[:, k], axis=1), -1)
@@ -81,8 +81,8 @@ def test_every_remedy_and_image_is_drawn(source_probe, axes):
     k = table.targets.index("radial")
     dots = [np.asarray(c.get_offsets())[:, 0] for c in axes.collections if len(c.get_offsets()) == 3]
     known = [row for row in reversed(table.rows) if row.known]
-    for drawn, row in zip(dots, known, strict=True):
-        np.testing.assert_allclose(drawn, np.maximum(row.r2[k], -1))
+    for dot, row in zip(dots, known, strict=True):
+        np.testing.assert_allclose(dot, np.maximum(row.r2[k], -1))
     words = [text.get_text() for text in axes.texts]
     assert [f"{np.median(row.r2[k]):.2f}" for row in known] == [w for w in words if w[-1].isdigit()]
     assert "  not available, see the notes" in words  # the SVD, for which no black image was given

@@ -28,8 +28,8 @@ def r2(maps):
     x = maps.movedim(1, -1).flatten(0, 2).double()
     x = torch.cat([x, torch.ones(len(x), 1)], 1)
     t = grid_coords(maps.shape[2:]).repeat(len(maps), 1)
-    rest = t - x @ torch.linalg.lstsq(x, t, driver="gelsd").solution
-    return float(1 - (rest.square().sum(0) / (t - t.mean(0)).square().sum(0)).mean())
+    residual = t - x @ torch.linalg.lstsq(x, t, driver="gelsd").solution
+    return float(1 - (residual.square().sum(0) / (t - t.mean(0)).square().sum(0)).mean())
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "none"])
@@ -41,8 +41,8 @@ def test_the_fit_of_a_round_is_the_minimum_of_the_loss(seed, alpha, activation):
     x, t = maps.movedim(1, -1).flatten(0, 2), grid_coords(maps.shape[2:]).repeat(len(maps), 1)
     for weights in projection.weights:
 
-        def loss(flat, x=x, like=weights):
-            w = torch.from_numpy(flat).reshape(like.shape)
+        def loss(flat, x=x, weights_like=weights):
+            w = torch.from_numpy(flat).reshape(weights_like.shape)
             return float(rasa_loss(x, w, t, activation) + alpha * w.square().sum() / 2)
 
         fitted = loss(weights.flatten().numpy())
@@ -62,11 +62,11 @@ def test_features_linear_in_position_lose_it_in_one_round_and_keep_their_content
     x = torch.cat([half + position, position - half])
     maps = x.unflatten(0, (2, *shape)).movedim(-1, 1)
     for activation in ("sigmoid", "none"):
-        rest = Rasa(rounds=1, activation=activation).fit(maps).transform(maps)
+        residual = Rasa(rounds=1, activation=activation).fit(maps).transform(maps)
         assert r2(maps) > 0.999
-        assert abs(r2(rest)) < 0.3  # of content alone, within the sample
+        assert abs(r2(residual)) < 0.3  # of content alone, within the sample
         torch.testing.assert_close(
-            rest.movedim(1, -1).flatten(0, 2), torch.cat([half, -half]), atol=1e-6, rtol=0
+            residual.movedim(1, -1).flatten(0, 2), torch.cat([half, -half]), atol=1e-6, rtol=0
         )
 
 
@@ -75,9 +75,9 @@ def test_features_linear_in_position_lose_it_in_one_round_and_keep_their_content
 def test_removing_twice_changes_nothing_and_every_round_lowers_r2(order, standardize):
     maps = positional()
     rasa = Rasa(3, order, standardize=standardize).fit(maps)
-    once = rasa.transform(maps)
+    first = rasa.transform(maps)
     # fitted from zero, rounds are orthogonal, so that even their product is idempotent
-    torch.testing.assert_close(rasa.transform(once), once, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rasa.transform(first), first, atol=1e-6, rtol=0)
     p = rasa.projection_
     flat = p.directions.flatten(0, 1)
     torch.testing.assert_close(flat @ flat.mT, torch.eye(6).double(), atol=1e-6, rtol=0)
@@ -111,7 +111,7 @@ def test_no_rounds_is_the_identity():
 def test_all_formats_agree_and_keep_their_type(standardize):
     maps = positional(b=2)
     rasa = Rasa(2, standardize=standardize).fit(maps)
-    want = rasa.projection_.matrix
+    matrix = rasa.projection_.matrix
     images = [one.movedim(0, -1) for one in maps]
     tokens, coords = torch.cat([i.flatten(0, 1) for i in images]), grid_coords((8, 7))
     for features, targets in (
@@ -122,8 +122,8 @@ def test_all_formats_agree_and_keep_their_type(standardize):
         (tokens.numpy(), coords.repeat(2, 1).numpy()),
         (maps, coords),
     ):
-        again = Rasa(2, standardize=standardize).fit(features, targets)
-        torch.testing.assert_close(again.projection_.matrix, want)
+        refitted = Rasa(2, standardize=standardize).fit(features, targets)
+        torch.testing.assert_close(refitted.projection_.matrix, matrix)
     out = rasa.transform(maps)
     linear = rasa.projection_.as_linear()
     assert (linear.bias is not None) == standardize
@@ -163,8 +163,8 @@ def test_volumes_have_three_directions_per_round():
 def test_standardisation_is_undone_after_the_projection():
     maps = positional()
     scale = torch.logspace(-2, 2, 9).double()
-    moved = maps * scale[:, None, None] + 5
-    plain, scaled = (Rasa(2, standardize=True).fit(m).transform(m) for m in (maps, moved))
+    rescaled = maps * scale[:, None, None] + 5
+    plain, scaled = (Rasa(2, standardize=True).fit(m).transform(m) for m in (maps, rescaled))
     torch.testing.assert_close(scaled, plain * scale[:, None, None] + 5, atol=1e-4, rtol=1e-5)
     # the mean of the features is unchanged
     torch.testing.assert_close(plain.mean((0, 2, 3)), maps.mean((0, 2, 3)))
@@ -172,11 +172,11 @@ def test_standardisation_is_undone_after_the_projection():
 
 def test_position_of_other_images_is_removed_too():
     fit, scored = positional(8, 12, 14, 14), positional(8, 12, 14, 14)[:2] + 0.1 * draw(2, 12, 14, 14, seed=9)
-    rest = Rasa(3, standardize=True).fit(fit).transform(scored)
+    residual = Rasa(3, standardize=True).fit(fit).transform(scored)
     mask = (np.arange(196).reshape(14, 14) % 3) == 0
     before, after = (
         fit_probe(m[0].movedim(0, -1), mask, {"t": ramp("lr+ud", (14, 14))}, Fit())["t"].r2_heldout
-        for m in (scored, rest)
+        for m in (scored, residual)
     )
     assert before > 0.25
     assert after < 0.1

@@ -62,15 +62,15 @@ def test_rounds_equal_loops_and_the_projector_their_product(seed):
     expected = slow_directions(weights)
     directions = round_directions(torch.from_numpy(weights))
     np.testing.assert_allclose(directions.numpy(), expected, atol=1e-8)
-    rest, last = remove_rounds(torch.from_numpy(x), directions)
-    want, want_last = slow_remove(x, expected)
-    np.testing.assert_allclose(rest.numpy(), want, atol=1e-7)
-    np.testing.assert_allclose(last.numpy(), want_last, atol=1e-7)
+    residual, last = remove_rounds(torch.from_numpy(x), directions)
+    residual_by_hand, expected_last = slow_remove(x, expected)
+    np.testing.assert_allclose(residual.numpy(), residual_by_hand, atol=1e-7)
+    np.testing.assert_allclose(last.numpy(), expected_last, atol=1e-7)
     product = np.eye(c)
     for basis in expected:
         product = (np.eye(c) - basis.T @ basis) @ product
     np.testing.assert_allclose(authors_projector(directions).numpy(), product, atol=1e-7)
-    np.testing.assert_allclose(x @ product.T, want, atol=1e-7)
+    np.testing.assert_allclose(x @ product.T, residual_by_hand, atol=1e-7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -105,8 +105,8 @@ def test_the_product_of_rounds_is_not_a_projection_but_the_joint_one_is():
 def test_coordinates_of_every_axis_are_over_its_own_length(shape):
     coords = grid_coords(shape)
     for row, index in zip(coords, np.ndindex(shape), strict=True):
-        want = [i / (n - 1) if n > 1 else 0.0 for i, n in zip(index, shape, strict=True)]
-        assert row.tolist() == pytest.approx(want)
+        expected = [i / (n - 1) if n > 1 else 0.0 for i, n in zip(index, shape, strict=True)]
+        assert row.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "none"])

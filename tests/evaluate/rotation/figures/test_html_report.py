@@ -1,4 +1,4 @@
-"""The page has what was measured and nothing else: a section appears if, and only if, its rows exist."""
+"""HTML report: a section exists if and only if its rows exist."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tests.evaluate.rotation import rows as made
+from tests.evaluate.rotation import rows as example_rows
 from tests.evaluate.rotation.rows import NAN, POSES, report, row
 from vispe.errors import counted
 from vispe.evaluate.rotation.figures.html_report import HEAD, rotation_page
@@ -15,16 +15,16 @@ from vispe.evaluate.rotation.records import METRICS
 ALWAYS = ["All records", "Settings and notes"]
 STILL = np.zeros((4, 4), np.int64)
 SECTIONS = {
-    "Rotations by 90° and reflections": {"rows": made.d4_rows()},
-    "Rotations by any angle": {"rows": made.angle_rows()},
-    "Block by block": {"rows": made.layer_rows()},
-    "Shifts": {"rows": made.shift_rows()},
-    "Position in the frame": {"rows": made.position_rows()},
-    "Infinitesimal motions": {"rows": made.lie_rows()},
-    "Labels in every pose": {"rows": made.label_rows()},
-    "Effect of the orientation of the sample": {"rows": made.pose_rows()},
-    "Scribbles in one corner": {"rows": made.quadrant_rows()},
-    "Class of the whole image": {"rows": made.score_rows()},
+    "Rotations by 90° and reflections": {"rows": example_rows.d4_rows()},
+    "Rotations by any angle": {"rows": example_rows.angle_rows()},
+    "Block by block": {"rows": example_rows.layer_rows()},
+    "Shifts": {"rows": example_rows.shift_rows()},
+    "Position in the frame": {"rows": example_rows.position_rows()},
+    "Infinitesimal motions": {"rows": example_rows.lie_rows()},
+    "Labels in every pose": {"rows": example_rows.label_rows()},
+    "Effect of the orientation of the sample": {"rows": example_rows.pose_rows()},
+    "Scribbles in one corner": {"rows": example_rows.quadrant_rows()},
+    "Class of the whole image": {"rows": example_rows.score_rows()},
 }
 FIGURES = [1, 1, 1, 1, 0, 0, 2, 2, 1, 0]
 
@@ -68,7 +68,7 @@ def test_sections_of_images_alone():
         *ALWAYS,
     ]
     assert sections(html(labels={"identity": STILL, "rot90": STILL + 1})) == ["Labels in every pose", *ALWAYS]
-    assert sections(html(fingerprint=made.print_())) == ["Position in the frame", *ALWAYS]
+    assert sections(html(fingerprint=example_rows.print_())) == ["Position in the frame", *ALWAYS]
     assert sections(html(picture=image)) == ALWAYS
 
 
@@ -79,7 +79,7 @@ def test_everything_together_in_one_order(rendered, request):
     rows = [r for section in SECTIONS.values() for r in section["rows"]]
     image = np.zeros((4, 4, 3))
     text = html(rows=rows, picture=image, poses={"identity": image, "rot90": image},
-                labels={"identity": STILL, "rot90": STILL}, fingerprint=made.print_())  # fmt: skip
+                labels={"identity": STILL, "rot90": STILL}, fingerprint=example_rows.print_())  # fmt: skip
     assert sections(text) == ["Summary", *SECTIONS, *ALWAYS]
     assert text.count("<img ") == sum(FIGURES) + 3
     assert not re.search(r"https?:|url\(|@import|<script", text)
@@ -87,7 +87,7 @@ def test_everything_together_in_one_order(rendered, request):
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_headline_table_holds_mean_interval_floor_and_effect():
-    measured = report(rows=[*made.d4_rows(), *made.angle_rows()])
+    measured = report(rows=[*example_rows.d4_rows(), *example_rows.angle_rows()])
     actual = lines(rotation_page(measured).html(), HEAD)
     assert [line[:3] for line in actual] == [
         [r.transform, METRICS[r.metric].title, r.part] for r in measured.headlines
@@ -111,7 +111,7 @@ def test_the_headline_table_holds_mean_interval_floor_and_effect():
 
 @pytest.mark.usefixtures("unrendered")
 def test_every_image_has_its_line():
-    text = html(rows=made.d4_rows(3), n=3)
+    text = html(rows=example_rows.d4_rows(3), n=3)
     assert "<summary>The headline for each image</summary>" in text
     for k in range(3):
         assert f"<td class=left>image {k}</td><td>{0.69 + 0.01 * k:.3g}</td>" in text
@@ -143,12 +143,12 @@ def test_the_tone_is_that_of_the_worst_number(error, r2, tone):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_remedy_and_verdict_of_labels():
-    text = html(rows=made.d4_rows())
+    text = html(rows=example_rows.d4_rows())
     assert "Replace it" not in text
     assert "replace it by an isotropic one" in text
-    text = html(rows=[*made.label_rows(), *made.pose_rows()])
-    said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
-    assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
+    text = html(rows=[*example_rows.label_rows(), *example_rows.pose_rows()])
+    sentence = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
+    assert f'<p class="verdict plain">{sentence}; accuracy: 50.0 points' in text
     assert '<p class="verdict plain">0 rows measured</p>' in html()
 
 

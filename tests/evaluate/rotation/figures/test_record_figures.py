@@ -1,4 +1,4 @@
-"""Figures show the numbers of their rows, at their positions; what is missing stays empty, and nothing fails for it."""
+"""Figures show the numbers of their rows, at their positions; missing values are left blank."""
 
 import matplotlib as mpl
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from tests.evaluate.rotation import rows as made
+from tests.evaluate.rotation import rows as example_rows
 from tests.evaluate.rotation.rows import NAN, POSES, report, result, row
 from vispe.errors import InputError
 from vispe.evaluate.rotation.figures import record_figures
@@ -20,8 +20,8 @@ def axes(polar=False):
     return Figure(dpi=60).add_subplot(projection="polar" if polar else None)
 
 
-def drawn(ax):
-    """Lay out all of a figure, so that what matplotlib rejects fails here; returns the axes."""
+def render(ax):
+    """Draw a figure, so that errors of matplotlib are raised; return the axes."""
     ax.figure.canvas.draw()
     return ax
 
@@ -53,8 +53,8 @@ def error_bars(ax):
 
 
 def test_polar_shows_value_floor_and_effect_at_every_angle():
-    actual = result(made.angle_rows())
-    ax = drawn(record_figures.plot_polar(actual, axes(polar=True)))
+    actual = result(example_rows.angle_rows())
+    ax = render(record_figures.plot_polar(actual, axes(polar=True)))
     angles = np.arange(0, 360, 15)
     value = np.where(angles == 0, 0, 0.5 + 0.001 * angles)
     floor = np.where(angles % 90 == 0, 0, 0.3)  # the largest of the floors
@@ -78,8 +78,10 @@ def test_polar_shows_value_floor_and_effect_at_every_angle():
 
 
 def test_polar_of_consistency_hangs_from_one():
-    ax = drawn(
-        record_figures.plot_polar(result(made.angle_rows(metric="miou")), axes(polar=True), metric="miou")
+    ax = render(
+        record_figures.plot_polar(
+            result(example_rows.angle_rows(metric="miou")), axes(polar=True), metric="miou"
+        )
     )
     angles = np.arange(0, 360, 15)
     floor = np.where(angles % 90 == 0, 1, 0.98)
@@ -93,11 +95,11 @@ def test_polar_of_consistency_hangs_from_one():
 
 
 def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
-    rows = made.angle_rows(metric="accuracy", part="trained on all poses")
+    rows = example_rows.angle_rows(metric="accuracy", part="trained on all poses")
     ax = record_figures.plot_polar(
         result(rows), axes(polar=True), metric="accuracy", part="trained on all poses"
     )
-    _, bottom, height = bars(drawn(ax), "lost against 0°")
+    _, bottom, height = bars(render(ax), "lost against 0°")
     np.testing.assert_allclose(bottom + height, 0.9)
     assert "0.90 at 0°, 0.55 to 0.90" in words(ax)
     assert "mIoU against the truth by angle" in words(ax)
@@ -106,7 +108,7 @@ def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
 def test_polar_with_one_image_a_missing_number_and_few_angles():
     values = ((0, 0.0, 0.0), (30, NAN, NAN), (90, 0.4, 0.0), (350, 0.1, 0.3))
     rows = [row("angle", "error", value, 1, amount=(a,), blur=floor) for a, value, floor in values]
-    ax = drawn(record_figures.plot_polar(result(rows, 1), axes(polar=True)))
+    ax = render(record_figures.plot_polar(result(rows, 1), axes(polar=True)))
     assert len(line(ax, "1 image").get_xdata()) == 3
     assert error_bars(ax) == []
     theta, _, height = bars(ax, "effect")
@@ -114,7 +116,7 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
     np.testing.assert_allclose(height, [0, 0, 0.4, 0])  # below the floor there is no effect to draw
     widths = {round(p.get_width(), 9) for c in ax.containers for p in c.patches}
     assert widths == {round(0.92 * np.deg2rad(10), 9)}  # the gap between 350° and 0° counts too
-    every = drawn(
+    every = render(
         record_figures.plot_polar(result([row("angle", "error", NAN, 2, amount=(90,))], 2), axes(polar=True))
     )
     assert "only multiples of 90°, which are exact" in words(every)
@@ -122,17 +124,17 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
 
 def test_polar_needs_polar_axes_and_rows():
     with pytest.raises(InputError, match=r"must be polar axes.*got axes of type 'rectilinear'"):
-        record_figures.plot_polar(result(made.angle_rows()), axes())
+        record_figures.plot_polar(result(example_rows.angle_rows()), axes())
     with pytest.raises(
         InputError, match=r"no rows of 'ari' at angles to draw\. Measure them with angle_equi"
     ):
-        record_figures.plot_polar(result(made.angle_rows()), axes(polar=True), metric="ari")
+        record_figures.plot_polar(result(example_rows.angle_rows()), axes(polar=True), metric="ari")
     with pytest.raises(InputError, match=r"must be plain axes, got axes of type 'polar'"):
-        record_figures.plot_d4(result(made.d4_rows()), axes(polar=True))
+        record_figures.plot_d4(result(example_rows.d4_rows()), axes(polar=True))
 
 
 def test_d4_shows_both_errors_side_by_side_and_the_controls():
-    ax = drawn(record_figures.plot_d4(result(made.d4_rows()), axes()))
+    ax = render(record_figures.plot_d4(result(example_rows.d4_rows()), axes()))
     full, position = bars(ax, "image transformed: 0.70"), bars(ax, "position code alone: 0.20")
     np.testing.assert_allclose(full[2], 0.4 + 0.1 * np.arange(7))
     np.testing.assert_allclose(position[2], 0.1 + 0.05 * np.arange(7))
@@ -148,8 +150,10 @@ def test_d4_shows_both_errors_side_by_side_and_the_controls():
 
 
 def test_d4_leaves_gaps_and_says_what_is_exact():
-    rows = [r for r in made.d4_rows(2) if r.part == "full" and r.transform not in ("rot180", "identity")]
-    ax = drawn(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
+    rows = [
+        r for r in example_rows.d4_rows(2) if r.part == "full" and r.transform not in ("rot180", "identity")
+    ]
+    ax = render(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
                                      row("hflip", "error", NAN, 2, "position code"),
                                      row("vflip", "error", 0.0, 2, "position code")], 2), axes()))  # fmt: skip
     heights = bars(ax, "image transformed")[2]
@@ -160,7 +164,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
     assert error_bars(ax) == []
     assert "identity" not in words(ax)
     tiny = [row(g, "error", 1e-7, 1, "position code") for g in ("D4", "rot90")]
-    exact = [*(r for r in made.d4_rows(1) if r.part == "full"), *tiny]
+    exact = [*(r for r in example_rows.d4_rows(1) if r.part == "full"), *tiny]
     ax = record_figures.plot_d4(result(exact, 1), axes())
     assert "position code alone: 1e-7 (exact)" in labels(ax)
     assert "exact at every pose" not in words(ax)  # the other part is not
@@ -168,16 +172,16 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
 
 
 def test_d4_of_labels():
-    ax = drawn(record_figures.plot_d4(result(made.label_rows()), axes(), metric="miou"))
+    ax = render(record_figures.plot_d4(result(example_rows.label_rows()), axes(), metric="miou"))
     np.testing.assert_allclose(bars(ax, "labels: 0.90")[2], 0.9)
     np.testing.assert_allclose(bars(ax, "clusters of features: 0.80")[2], 0.8)
     assert ax.get_ylim() == (0, 1.05)
     with pytest.raises(InputError, match="at the poses of D4"):
-        record_figures.plot_d4(result(made.d4_rows()), axes(), metric="miou")
+        record_figures.plot_d4(result(example_rows.d4_rows()), axes(), metric="miou")
 
 
 def test_layers_share_an_axis_and_nothing_readable_is_zero():
-    ax = drawn(record_figures.plot_layers(result(made.layer_rows()), axes()))
+    ax = render(record_figures.plot_layers(result(example_rows.layer_rows()), axes()))
     np.testing.assert_allclose(line(ax, "error, image transformed").get_ydata(), 0.1 * np.arange(1, 6))
     np.testing.assert_allclose(line(ax, "error, position code alone").get_ydata(), 0.05 * np.arange(5))
     r2 = line(ax, "R² of row and column")
@@ -186,17 +190,17 @@ def test_layers_share_an_axis_and_nothing_readable_is_zero():
     assert list(hollow.get_xdata()) == [0, 1]
     assert {"invariant", "mild", "strong", "mean of 6 images, shaded: 95 % interval"} <= set(words(ax))
     assert ax.get_ylim()[0] == 0
-    rows = [r for r in made.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
-    ax = drawn(record_figures.plot_layers(result(rows, 1), axes()))
+    rows = [r for r in example_rows.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
+    ax = render(record_figures.plot_layers(result(rows, 1), axes()))
     assert list(line(ax, "error, image transformed").get_xdata()) == [0, 1, 3, 4]
     assert labels(ax) == ["error, image transformed", "error, position code alone"]
     assert "1 image" in words(ax)
     with pytest.raises(InputError, match="rows after blocks"):
-        record_figures.plot_layers(result(made.d4_rows()), axes())
+        record_figures.plot_layers(result(example_rows.d4_rows()), axes())
 
 
 def test_translation_orders_shifts_and_marks_whole_patches():
-    ax = drawn(record_figures.plot_translation(result(made.shift_rows(), patch=4), axes()))
+    ax = render(record_figures.plot_translation(result(example_rows.shift_rows(), patch=4), axes()))
     ticks = [t.get_text() for t in ax.get_xticklabels()]
     assert ticks == ["1", "2", "3", "4", "12"]
     (marked,) = [c for c in ax.containers if c.get_label() == "whole patches"]
@@ -208,64 +212,64 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     assert [len(x.get_xdata()) for x in dots] == [7, 6]
     assert {"rolled around", "window moved", "whole patches"} == set(labels(ax))
     assert len(error_bars(ax)) == 13
-    bare = drawn(
+    without_patch = render(
         record_figures.plot_translation(result([row("roll", "error", NAN, 1, amount=(0, -3))], 1), axes())
     )
-    assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
-    assert bare.get_ylim()[0] == 0
-    again = record_figures.plot_translation(result(made.shift_rows()), axes(), patch_size=3)
-    (marked,) = [c for c in again.containers if c.get_label() == "whole patches"]
+    assert [t.get_text() for t in without_patch.get_xticklabels()] == ["3"]
+    assert without_patch.get_ylim()[0] == 0
+    second = record_figures.plot_translation(result(example_rows.shift_rows()), axes(), patch_size=3)
+    (marked,) = [c for c in second.containers if c.get_label() == "whole patches"]
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
 
 
 def test_quadrants_next_to_their_control():
-    ax = drawn(record_figures.plot_quadrants(result(made.quadrant_rows()), axes()))
-    own, even = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
-    np.testing.assert_allclose(own, [-0.2, -0.1, -0.2, -0.3, -0.4])
-    assert np.isnan(even[0])
-    np.testing.assert_allclose(even[1:], [-0.075, -0.025, 0.025, 0.075])
+    ax = render(record_figures.plot_quadrants(result(example_rows.quadrant_rows()), axes()))
+    corner, everywhere = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
+    np.testing.assert_allclose(corner, [-0.2, -0.1, -0.2, -0.3, -0.4])
+    assert np.isnan(everywhere[0])
+    np.testing.assert_allclose(everywhere[1:], [-0.075, -0.025, 0.025, 0.075])
     assert [t.get_text() for t in ax.get_xticklabels()] == ["mean of four", *QUADRANTS]
     low, high = ax.get_ylim()
     assert low == -high
     one = [row("top right", "quadrant_gap", NAN, 1)]
     assert np.isnan(
-        bars(drawn(record_figures.plot_quadrants(result(one, 1), axes())), "in that corner")[2]
+        bars(render(record_figures.plot_quadrants(result(one, 1), axes())), "in that corner")[2]
     ).all()
 
 
 def test_the_fingerprint_in_plain_words():
-    for snr, said in ((0.9, "no pattern"), (2.0, "a faint pattern"), (80.0, "a clear pattern"),
+    for snr, sentence in ((0.9, "no pattern"), (2.0, "a faint pattern"), (80.0, "a clear pattern"),
                       (float("inf"), "do not depend on the image"), (NAN, "cannot be judged")):  # fmt: skip
-        assert said in fingerprint_words(made.print_(snr))
-    figure = record_figures.plot_fingerprint(made.print_(notes=("Only 7 images.",)))
+        assert sentence in fingerprint_words(example_rows.print_(snr))
+    figure = record_figures.plot_fingerprint(example_rows.print_(notes=("Only 7 images.",)))
     figure.canvas.draw()
     actual = words(figure)
     assert {"Component 1: 50 %", "Component 2: 30 %", "Component 3: 10 %", "Only 7 images."} <= set(actual)
     *maps, channels = [ax for ax in figure.axes if ax.get_label() != "<colorbar>"]
-    for ax, part in zip(maps, made.print_().components, strict=True):
+    for ax, part in zip(maps, example_rows.print_().components, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), part)
     assert len({ax.images[0].get_clim() for ax in maps}) == 1  # one scale
     assert [t.get_text() for t in channels.get_xticklabels()] == ["1", "0", "2"]  # best first, without NaN
     np.testing.assert_allclose([p.get_height() for p in channels.patches], [0.9, 0.2, 0])
-    record_figures.plot_fingerprint(made.print_(components=1, d=3)).canvas.draw()
+    record_figures.plot_fingerprint(example_rows.print_(components=1, d=3)).canvas.draw()
 
 
 def poses(shape=(4, 6)):
-    still = np.zeros((*shape, 3))
-    return {"identity": still, **{g: still + 0.1 * k for k, g in enumerate(POSES)}}
+    labels = np.zeros((*shape, 3))
+    return {"identity": labels, **{g: labels + 0.1 * k for k, g in enumerate(POSES)}}
 
 
 def test_poses_are_shown_with_their_differences_on_one_scale():
     image = np.full((8, 12, 3), 0.5)
     figure = record_figures.plot_poses(report(picture=image, poses=poses()))
     figure.canvas.draw()
-    shown = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
-    assert set(shown) >= {"the image", "its features", *POSES}
-    np.testing.assert_array_equal(shown["vflip"].images[0].get_array(), poses()["vflip"])
-    off = [ax for title, ax in shown.items() if title.startswith("off by")]
+    panel = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
+    assert set(panel) >= {"the image", "its features", *POSES}
+    np.testing.assert_array_equal(panel["vflip"].images[0].get_array(), poses()["vflip"])
+    off = [ax for title, ax in panel.items() if title.startswith("off by")]
     assert len(off) == 7
     np.testing.assert_allclose([ax.images[0].get_clim() for ax in off], [(0, 0.6)] * 7)
-    np.testing.assert_allclose(shown["off by 0.30"].images[0].get_array(), 0.3)
+    np.testing.assert_allclose(panel["off by 0.30"].images[0].get_array(), 0.3)
     exact = record_figures.plot_poses(report(poses={"identity": image, "rot90": image + 1e-9}))
     assert [ax.images[0].get_clim() for ax in exact.axes if ax.get_title(loc="left").startswith("off")] == [
         (0, 0.1)
@@ -275,26 +279,26 @@ def test_poses_are_shown_with_their_differences_on_one_scale():
 
 
 def test_labels_in_every_pose_and_names_that_look_like_markup():
-    still = np.tile(np.array([[0, 1, 2, 2]]), (4, 1))
-    other = still.copy()
+    labels = np.tile(np.array([[0, 1, 2, 2]]), (4, 1))
+    other = labels.copy()
     other[:, 0] = 23  # a quarter of the pixels, and a class beyond the palette
     names = ("$\\frac", "_hidden")
-    figure = record_figures.plot_label_poses(report(labels={"identity": still, "rot90": other}, names=names))
+    figure = record_figures.plot_label_poses(report(labels={"identity": labels, "rot90": other}, names=names))
     figure.canvas.draw()
     actual = words(figure)
     assert {"its labels", "rot90", "25.0 % changed", *names, "class 3", "class 23"} <= set(actual)
-    (shown,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
-    colours = np.asarray(shown.images[0].get_array())
+    (panel,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
+    colours = np.asarray(panel.images[0].get_array())
     np.testing.assert_array_equal(colours[:, 0], 1)  # no data is white
     np.testing.assert_allclose(colours[0, 1] * 255, (0x00, 0x72, 0xB2))
     (changed,) = [ax for ax in figure.axes if ax.get_title(loc="left").endswith("changed")]
     different = np.ptp(np.asarray(changed.images[0].get_array()), axis=-1) > 0.5
-    np.testing.assert_array_equal(different, still != other)
+    np.testing.assert_array_equal(different, labels != other)
 
 
 def test_models_are_sorted_and_split():
     good = [row("D4", "error", 0.01), row("D4", "error", 0.0, part="position code"), row("none", "r2", -0.4)]
-    bad = [*made.d4_rows(), *made.angle_rows(), *made.position_rows()]
+    bad = [*example_rows.d4_rows(), *example_rows.angle_rows(), *example_rows.position_rows()]
     models = {"bad $x": result(bad), "unknown": [row("none", "r2", 0.9)], "good": result(good).to_dict(),
               "rows": result([row("D4", "error", 0.2, 2)], 2).to_dict()["rows"]}  # fmt: skip
     figure = record_figures.plot_models(models)
@@ -318,10 +322,10 @@ def test_models_are_sorted_and_split():
 
 
 def test_rows_of_a_file_are_those_that_were_written():
-    rows = [*made.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
+    rows = [*example_rows.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
     for source in (result(rows, 3), result(rows, 3).to_dict(), result(rows, 3).to_dict()["rows"], rows):
-        back = measurements(source)
-        for a, b in zip(back, rows, strict=True):
+        loaded = measurements(source)
+        for a, b in zip(loaded, rows, strict=True):
             assert (a.transform, a.metric, a.part, a.control, set(a.floors)) == (
                 b.transform, b.metric, b.part, b.control, set(b.floors))  # fmt: skip
             np.testing.assert_array_equal(a.values, b.values)
@@ -340,7 +344,7 @@ def test_numbers_in_figures():
 def test_a_figure_is_made_when_no_axes_are_given():
     from matplotlib import pyplot
 
-    ax = record_figures.plot_d4(result(made.d4_rows()))
-    assert record_figures.plot_polar(result(made.angle_rows())).name == "polar"
+    ax = record_figures.plot_d4(result(example_rows.d4_rows()))
+    assert record_figures.plot_polar(result(example_rows.angle_rows())).name == "polar"
     assert ax.figure.number in pyplot.get_fignums()
     pyplot.close("all")

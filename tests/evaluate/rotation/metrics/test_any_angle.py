@@ -35,10 +35,10 @@ def test_the_sampling_itself_meets_rot90_too(shape):
         expected = torch.rot90(x, turns, (2, 3))
         for nearly in (0, 1e-9):
             grid = sampling_grid(shape, 90 * turns + nearly, tuple(expected.shape[2:]), x)
-            got = torch.nn.functional.grid_sample(
+            actual = torch.nn.functional.grid_sample(
                 x, grid, mode="bicubic", padding_mode="reflection", align_corners=True
             )
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("degrees", [15, 45, 100.5, -30, 720 + 37])
@@ -48,11 +48,11 @@ def test_rotation_agrees_with_the_analytic_field_at_every_angle(degrees, size):
     canvas = Canvas.fit(size, 4 if size[0] == 64 else 5, how="disc")
     assert canvas.source == size
     disc = canvas.pixels()
-    got = canvas.pose(x, degrees)
+    actual = canvas.pose(x, degrees)
     exact = canvas.pose(expected, 0)
-    away = (got - exact)[..., disc].norm() / exact[..., disc].norm()
-    assert away < 0.02
-    off = (torch.roll(got, 1, -1) - exact)[..., disc].norm() / exact[..., disc].norm()
+    error = (actual - exact)[..., disc].norm() / exact[..., disc].norm()
+    assert error < 0.02
+    off = (torch.roll(actual, 1, -1) - exact)[..., disc].norm() / exact[..., disc].norm()
     assert off > 0.2  # a centre wrong by one pixel would show
 
 
@@ -100,20 +100,20 @@ def test_windows_that_do_not_fit_are_refused():
 def test_round_trip_is_exact_for_quarter_turns_and_small_else():
     x = field((60, 60))[None]
     canvas = Canvas.fit((60, 60), 4)
-    still = canvas.pose(x, 0)
-    assert torch.equal(canvas.round_trip(x, 270), still)
-    away = canvas.round_trip(x, 33) - still
-    assert 1e-6 < away.norm() / still.norm() < 0.03
+    identity = canvas.pose(x, 0)
+    assert torch.equal(canvas.round_trip(x, 270), identity)
+    error = canvas.round_trip(x, 33) - identity
+    assert 1e-6 < error.norm() / identity.norm() < 0.03
 
 
 def test_blur_takes_the_spectrum_of_the_other_image():
     x = noise((48, 48))[None]
     blurred = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1), "reflect"), 3, 1)
-    got = match_spectrum(x, blurred)
-    assert got.shape == x.shape
-    np.testing.assert_allclose(got.var(), blurred.var(), rtol=0.1)
+    actual = match_spectrum(x, blurred)
+    assert actual.shape == x.shape
+    np.testing.assert_allclose(actual.var(), blurred.var(), rtol=0.1)
     # phases are those of x, so it is x low-passed
-    assert float((got - blurred).norm() / (x - blurred).norm()) < 0.5
+    assert float((actual - blurred).norm() / (x - blurred).norm()) < 0.5
     torch.testing.assert_close(match_spectrum(x, x), x)
     torch.testing.assert_close(match_spectrum(x * 0 + 2, x * 0 + 2), x * 0 + 2)
 
@@ -184,9 +184,9 @@ def test_a_position_code_shows_above_the_floor_and_an_isotropic_one_less():
 
 def test_batches_and_sizes_do_not_change_numbers():
     images = [field((50, 50), k) for k in range(3)]
-    alone = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=2 - 1)
+    single = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=2 - 1)
     together = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=1, batch_size=2)
-    for a, b in zip(alone, together, strict=True):
+    for a, b in zip(single, together, strict=True):
         np.testing.assert_allclose(a.values, b.values, rtol=1e-12, atol=0)
         np.testing.assert_allclose(a.floor, b.floor, rtol=1e-9, atol=0)
     with pytest.raises(

@@ -62,19 +62,19 @@ def test_a_planted_bias_is_measured_with_its_size(strength):
         return images + strength * pattern
 
     rows = equivariance(biased, [x], measures=["error", "error_uncentred"])
-    spread = float((signal**2 + strength**2 * size**2).sqrt())
-    whole = float((x + strength * pattern).norm())
+    signal_norm = float((signal**2 + strength**2 * size**2).sqrt())
+    norm = float((x + strength * pattern).norm())
     for name, change in {
         "rot90": math.sqrt(2), "rot180": 2, "rot270": math.sqrt(2), "hflip": 2, "vflip": 0,
         "transpose": math.sqrt(2), "antitranspose": math.sqrt(2),
     }.items():  # fmt: skip
         expected = strength * change * float(size)
-        np.testing.assert_allclose(get(rows, name, "error"), expected / spread, atol=1e-14)
-        np.testing.assert_allclose(get(rows, name, "error_uncentred"), expected / whole, atol=1e-14)
-    mean = strength * float(size) * (4 * math.sqrt(2) + 4) / 7 / spread
+        np.testing.assert_allclose(get(rows, name, "error"), expected / signal_norm, atol=1e-14)
+        np.testing.assert_allclose(get(rows, name, "error_uncentred"), expected / norm, atol=1e-14)
+    mean = strength * float(size) * (4 * math.sqrt(2) + 4) / 7 / signal_norm
     np.testing.assert_allclose(get(rows, "D4", "error"), mean, atol=1e-14)
     np.testing.assert_allclose(
-        get(rows, "D4 worst", "error"), 2 * strength * float(size) / spread, atol=1e-14
+        get(rows, "D4 worst", "error"), 2 * strength * float(size) / signal_norm, atol=1e-14
     )
     assert get(rows, "identity", "error") == 0
 
@@ -102,12 +102,12 @@ def test_a_large_mean_hides_everything_from_the_uncentred_error_only():
 def test_position_code_and_patch_kernel_are_distinguished(pos, symmetric, full, code):
     f = VisionModel(vit(pos, symmetric, gain=2.0))
     images = [noise((42, 42)), noise((42, 42), 1)]
-    whole = get(equivariance(f, images, elements=ROT90, measures=["error"], controls=False), "rot90", "error")
-    alone = get(position_equivariance(f, images, elements=ROT90), "rot90", "error", part="position code")
-    for values, (low, high) in ((whole, full), (alone, code)):
+    total = get(equivariance(f, images, elements=ROT90, measures=["error"], controls=False), "rot90", "error")
+    code_error = get(position_equivariance(f, images, elements=ROT90), "rot90", "error", part="position code")
+    for values, (low, high) in ((total, full), (code_error, code)):
         assert ((values >= low) & (values <= high)).all(), (values, low, high)
     if symmetric:  # then the kernel has no part in it
-        np.testing.assert_allclose(whole, alone, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(total, code_error, rtol=1e-9, atol=1e-13)
 
 
 def test_full_and_position_errors_on_images_that_are_not_square():
@@ -137,7 +137,7 @@ def test_float32_meets_the_limit_of_exactness():
     assert get(equivariance(f, [noise((42, 42)).float()], measures=["error"]), "D4", "error") < 1e-5
 
 
-def test_moving_tokens_leaves_the_model_as_it_was():
+def test_moving_tokens_does_not_change_the_model():
     model = vit("alibi2d", False)
     f, x = VisionModel(model), noise((42, 42))[None]
     before = f(x)
@@ -180,8 +180,8 @@ def test_measures_against_their_definitions():
 
 def test_cka_is_the_same_by_tokens_and_by_channels_and_ignores_rotations_of_features():
     a = noise((3, 3), 0, 20)
-    turn = torch.linalg.qr(noise((20, 20), 1, 1)[0])[0]
-    b = (turn @ a.flatten(1)).reshape(a.shape)
+    orthogonal = torch.linalg.qr(noise((20, 20), 1, 1)[0])[0]
+    b = (orthogonal @ a.flatten(1)).reshape(a.shape)
     assert cka(a, b) == pytest.approx(1)
     assert subspace(a, b) == pytest.approx(1)
     assert error(a, b) > 0.5
@@ -204,10 +204,10 @@ def test_the_rank_test_shares_ties_and_works_in_pieces(monkeypatch):
     constant = torch.ones(2, 3, 4, dtype=F64)
     assert rank(constant, constant) == pytest.approx(1 / 12)
     a, b = field((12, 12)), field((12, 12)) + 0.3 * noise((12, 12), 3)
-    whole = rank(a, b)
+    full = rank(a, b)
     monkeypatch.setattr("vispe.evaluate.rotation.feature_similarity.CHUNK", 300)
-    assert rank(a, b) == whole
-    assert 0 < whole < 1
+    assert rank(a, b) == full
+    assert 0 < full < 1
 
 
 def test_features_that_do_not_vary_have_no_error():
@@ -216,7 +216,7 @@ def test_features_that_do_not_vary_have_no_error():
     assert get(rows, "D4", "error_uncentred") == 0
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_errors():
     x = noise((8, 8))
     with pytest.raises(InputError, match="at least one image"):
         equivariance(raw_intensity, [])
@@ -321,16 +321,16 @@ def test_an_image_tower_of_open_clip():
     assert position_equivariance(f, [x])[0].values[0] < 1e-12
 
 
-def test_a_random_twin_has_fresh_weights_and_leaves_the_model_alone():
+def test_a_reinitialised_copy_has_new_weights_and_does_not_change_the_model():
     model = vit("learn", False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    twin, stored = reinitialized_copy(model, seed=1)
+    reinitialized, stored = reinitialized_copy(model, seed=1)
     assert stored == ()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    weights = twin.state_dict()
+    weights = reinitialized.state_dict()
     for name in ("pos_embed", "cls_token", "patch_embed.proj.weight", "blocks.2.attn.qkv.weight"):
         assert not torch.equal(weights[name], before[name]), name
-    again, _ = reinitialized_copy(model, seed=1)
-    assert all(torch.equal(v, weights[k]) for k, v in again.state_dict().items())
-    assert equivariance(VisionModel(twin), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
+    second, _ = reinitialized_copy(model, seed=1)
+    assert all(torch.equal(v, weights[k]) for k, v in second.state_dict().items())
+    assert equivariance(VisionModel(reinitialized), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
     reinitialized_copy(vit("alibi2d(slopes=learned)", False))

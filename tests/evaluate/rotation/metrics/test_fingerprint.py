@@ -95,7 +95,7 @@ def test_crops_are_windows_of_the_image_and_reproducible():
         assert torch.equal(crop[0] - crop[0, 0, 0], image[0, :3, :4])
 
 
-def test_what_has_no_fingerprint_is_refused():
+def test_errors():
     with pytest.raises(InputError, match="at least 2 images are needed, got 1"):
         fingerprint(raw_intensity, [noise((4, 4))])
     with pytest.raises(ShapeError, match=r"maps must have one shape, got \(3, 4, 4\) and \(3, 4, 5\)"):

@@ -63,8 +63,8 @@ def test_a_planted_bias_is_measured_with_its_size(method, motion):
     _, derivative = lie_derivative(lambda t: t + strength * pattern, x, motion, method=method)
     limit = 1e-3 if method == "difference" else 1e-12
     assert float((derivative[0, 0] - expected).abs().max()) < limit
-    _, alone = lie_derivative(lambda t: t * 0 + strength * pattern, x, motion, method=method)
-    assert float((alone[0, 0] - expected).abs().max()) < (1e-3 if method == "difference" else 1e-12)
+    _, bias_derivative = lie_derivative(lambda t: t * 0 + strength * pattern, x, motion, method=method)
+    assert float((bias_derivative[0, 0] - expected).abs().max()) < (1e-3 if method == "difference" else 1e-12)
 
 
 @pytest.mark.slow
@@ -121,24 +121,24 @@ def test_scores_that_do_not_move_do_not_change():
     assert argmax_consistency(brightness, images, batch_size=2)[0].values.tolist() == [1, 1]
     (actual,) = argmax_consistency(corner, images, rolls=range(3))
     for k, x in enumerate(images):
-        still = bool(x[0, 0, 0] >= x[0, -1, -1])
+        constant = bool(x[0, 0, 0] >= x[0, -1, -1])
         same = [
-            bool(y[0, 0, 0] >= y[0, -1, -1]) == still
+            bool(y[0, 0, 0] >= y[0, -1, -1]) == constant
             for a in range(3)
             for b in range(3)
             if a or b
             for y in [torch.roll(x, (a, b), (1, 2))]
         ]
         assert actual.values[k] == pytest.approx(np.mean(same))
-    whole, fraction, turn = score_changes(brightness, images, batch_size=2, seed=3)
-    assert whole.transform == "shift by whole pixels"
-    assert whole.values.max() < 1e-28
+    first, fraction, rotation_rate = score_changes(brightness, images, batch_size=2, seed=3)
+    assert first.transform == "shift by whole pixels"
+    assert first.values.max() < 1e-28
     assert fraction.values.max() < 1e-3
-    assert turn.values.max() < 1e-2
+    assert rotation_rate.values.max() < 1e-2
     for actual in score_changes(corner, images):
         assert actual.values.min() > 1e-4
-    again = score_changes(corner, images, seed=5)
-    assert [r.values.tolist() for r in again] == [
+    second = score_changes(corner, images, seed=5)
+    assert [r.values.tolist() for r in second] == [
         r.values.tolist() for r in score_changes(corner, images, seed=5)
     ]
     with pytest.raises(OptionError, match="share needs a number above 0 and below 1, got share=2"):

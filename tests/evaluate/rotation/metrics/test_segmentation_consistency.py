@@ -43,8 +43,8 @@ def row(rows, transform, metric, part="full", control=False):
 
 
 def test_label_numbers_are_those_of_scikit_learn():
-    made = np.random.default_rng(0)
-    a, b = made.integers(0, 4, (2, 13, 17))
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(0, 4, (2, 13, 17))
     both = (a > 0) & (b > 0)
     assert mean_iou(a, b, 3) == pytest.approx(jaccard_score(a[both], b[both], average="macro"))
     assert adjusted_rand_index(a, b) == pytest.approx(adjusted_rand_score(a[both], b[both]))
@@ -70,8 +70,8 @@ def test_consistency_is_one_for_intensity_and_known_for_a_leaning_threshold():
     rows = consistency(leaning, images, 2)
     for g in D4[1:]:
         for k, image in enumerate(images):
-            back = g.undo(leaning(g.apply(image)))
-            assert row(rows, g.name, "miou").values[k] == mean_iou(leaning(image), back, 2)
+            restored = g.undo(leaning(g.apply(image)))
+            assert row(rows, g.name, "miou").values[k] == mean_iou(leaning(image), restored, 2)
     assert row(rows, "vflip", "miou").values.tolist() == [1, 1]  # which the lean does not see
     assert row(rows, "hflip", "miou").values.max() < 0.8
     mean = np.mean([row(rows, g.name, "ari").values for g in D4[1:]], axis=0)
@@ -114,10 +114,10 @@ def test_phase_error_compares_the_labelled_pixels_only():
     rows = across_poses(bright, images, 2, truths, angles=(0, 90, 180), margin=4)
     for name in ("class 1", "class 2"):
         assert row(rows, "all poses", "phase_error", name).values.tolist() == [0, 0]
-        spread = row(
+        result = row(
             across_poses(bright, images, 2, angles=(0, 90), margin=4), "all poses", "phase_spread", name
         )
-        assert row(rows, "all poses", "phase_spread", name).values.tolist() == spread.values.tolist()
+        assert row(rows, "all poses", "phase_spread", name).values.tolist() == result.values.tolist()
 
 
 def test_classes_beyond_the_number_of_classes_are_refused_without_a_truth():
@@ -168,11 +168,11 @@ def test_phases_of_the_patch_grid():
     for dy in range(4):
         for dx in range(4):
             if (dy, dx) != (0, 0):
-                back = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
-                expected.append(mean_iou(blocks(images[0]), back, 2))
+                restored = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
+                expected.append(mean_iou(blocks(images[0]), restored, 2))
     assert row(every, "roll, all phases", "miou").values[0] == pytest.approx(np.mean(expected))
-    drawn = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    values = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
 
 
 def test_clusters_of_an_equivariant_map_stay_and_of_a_biased_one_move():

@@ -52,8 +52,8 @@ def test_a_planted_bias_is_measured_with_its_size():
     x = noise((4, 4), channels=1) * 0 + torch.tensor([[1.0], [-1], [1], [-1]]).double()
     rows = roll_equivariance(lambda v: v + pattern / 2, [x], shifts=[(0, 1), (0, 2), (2, 0)], patch_size=1)
     signal = np.sqrt(16 + 8 / 4)
-    for shift, apart in {"(0, 1)": 6, "(0, 2)": 4, "(2, 0)": 0}.items():
-        expected = 0.5 * np.sqrt(4 * apart) / signal
+    for shift, moved_columns in {"(0, 1)": 6, "(0, 2)": 4, "(2, 0)": 0}.items():
+        expected = 0.5 * np.sqrt(4 * moved_columns) / signal
         assert values(rows, f"roll {shift} px")[0] == pytest.approx(expected, abs=1e-14)
 
 
@@ -78,7 +78,7 @@ def test_crop_shift_compares_the_same_positions():
     assert values(crop_shift(f, [noise((56, 56))], (42, 42)), "crop shift, whole patches")[0] > 1e-3
 
 
-def test_what_cannot_be_shifted_is_refused():
+def test_errors():
     x = noise((8, 8))
     with pytest.raises(OptionError, match="must be the number of pixels per token"):
         roll_equivariance(raw_intensity, [x])
