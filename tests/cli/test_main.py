@@ -340,16 +340,16 @@ def test_files_and_packages_that_are_missing_are_user_errors(capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("numpy", "Unable to allocate 8.00 GiB for an array"),
         ("python", "unknown size"),
         ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
 )
-def test_a_lack_of_memory_is_one_line(capsys, kind, said):
+def test_a_lack_of_memory_is_one_line(capsys, kind, message):
     error = failed(capsys, "toy", "a", "-o", "o", "--labels", kind)
-    assert error == f"out of memory ({said}). Use fewer or smaller files, or close other programs."
+    assert error == f"out of memory ({message}). Use fewer or smaller files, or close other programs."
     with pytest.raises(type(LACKS[kind])):
         main(["--debug", "toy", "a", "-o", "o", "--labels", kind])
 

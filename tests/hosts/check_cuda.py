@@ -36,7 +36,7 @@ TOLERANCE = 1e-3  # of the largest value; float32 on both sides, whose sums are 
 
 @pytest.fixture(autouse=True)
 def _exact_convolutions(monkeypatch):
-    """The patches are computed in float32, not in TF32."""
+    """Compute patches in float32 instead of TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -53,7 +53,7 @@ def images(*size: int, seed: int = 1) -> torch.Tensor:
 
 
 def results(model: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return output and gradients, and the output in evaluation of the third call, which reads cached masks."""
+    """Return output and gradients, and the output of the third call in evaluation mode, which reads cached masks."""
     out = model(x)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
     (out * weights).sum().backward()
@@ -142,7 +142,7 @@ def test_graphs_of_evaluation(spec):
 
 @pytest.mark.parametrize("name", ["rpb", "alibi2d"])
 def test_the_fused_kernels_are_selected(name):
-    """A model of 1,025 tokens in half precision takes them without a request."""
+    """A model of 1,025 tokens in half precision selects fused kernels by default."""
     q, k, v = (torch.randn(2, 3, 1025, 64, device=DEVICE, dtype=torch.float16) for _ in range(3))
     pos = vispe.Grid((32, 32), 1).positions(DEVICE)
     encoding = vispe.create_encoding(name, grid=(32, 32), dim=192, num_heads=3, depth=1)
@@ -190,21 +190,21 @@ def test_language_models(family, scheme):
 
 def vision_models() -> list[str]:
     pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
-    from tests.hosts.transformers.vision import alone, test_dense_prediction
+    from tests.hosts.transformers.vision import test_dense_prediction, vision_models
 
-    return [*alone.ALONE, *alone.BACKBONES, *test_dense_prediction.TOWERS]
+    return [*vision_models.MODELS, *vision_models.BACKBONES, *test_dense_prediction.TOWERS]
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "rpb", "rope_axial"])
 @pytest.mark.parametrize("name", vision_models())
 def test_vision_models_of_transformers(name, spec):
-    from tests.hosts.transformers.vision import alone, test_dense_prediction
-    from tests.hosts.transformers.vision.alone import outputs
+    from tests.hosts.transformers.vision import test_dense_prediction, vision_models
+    from tests.hosts.transformers.vision.vision_models import outputs
 
     if name in test_dense_prediction.TOWERS:
         stock, inputs = test_dense_prediction.build(name), test_dense_prediction.inputs(name)
     else:
-        stock = alone.build(name)
+        stock = vision_models.build(name)
         inputs = {"pixel_values": images(16, 16).double()}
     try:
         expected_model = vispe.convert(stock, spec).eval()

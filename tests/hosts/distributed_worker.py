@@ -1,4 +1,4 @@
-"""Two gloo processes that train a converted model and save what they found; started by `test_distributed.py`."""
+"""Training of a converted model on two gloo processes, started by `test_distributed.py`; saves the results."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Tiny models, and an oracle: timm's own forward pass fed with dense masks, in which no line of vispe runs."""
+"""Tiny models, and an oracle without code of vispe: the forward pass of timm with dense masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = os.environ.get("VISPE_EVERY") == "1"
 
 
 def shake(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Give every parameter a value that matters: layer scales of 1e-5 and zero biases hide errors."""
+    """Set every parameter to a random value: layer scales of 1e-5 and zero biases hide errors."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,7 +45,7 @@ def cotangent(like: torch.Tensor, seed: int = 7) -> torch.Tensor:
 
 
 def dense(h: int, w: int, prefix: int, wrap: bool = True, normalize: bool = True) -> torch.Tensor:
-    """Distances between all tokens (n, n), written down cell by cell."""
+    """Return distances between all tokens (n, n), computed cell by cell."""
     cells = [(y, x) for y in range(h) for x in range(w)]
     out = torch.zeros(prefix + h * w, prefix + h * w, dtype=torch.float64)
     for i, (y, x) in enumerate(cells):
@@ -58,7 +58,7 @@ def dense(h: int, w: int, prefix: int, wrap: bool = True, normalize: bool = True
 
 
 def without_table(model: VisionTransformer) -> VisionTransformer:
-    """A copy whose absolute table is zero, so that it adds nothing; works for every kind of ViT."""
+    """Return a copy with a zero absolute table; supports every kind of ViT."""
     model = copy.deepcopy(model)
     if model.pos_embed is not None:
         model.pos_embed.data.zero_()
@@ -66,7 +66,7 @@ def without_table(model: VisionTransformer) -> VisionTransformer:
 
 
 def oracle(model, x, masks, extra=None, keep=None) -> torch.Tensor:
-    """Tokens after timm's blocks, block i under masks[i]; `extra` is added to the tokens, prefix included."""
+    """Return tokens after the blocks of timm, block i under masks[i]; `extra` is added to tokens and prefix."""
     x = model._pos_embed(model.patch_embed(x))
     x = x if extra is None else x + extra
     if keep is not None:
@@ -78,7 +78,7 @@ def oracle(model, x, masks, extra=None, keep=None) -> torch.Tensor:
 
 
 def head_masks(model, distance: torch.Tensor, slopes: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Masks for every block: -slope * distance, with the heads doubled where timm's block wants that."""
+    """Return masks for every block: -slope * distance, with the heads doubled for blocks of timm that need it."""
     masks = []
     for i, block in enumerate(model.blocks):
         attn = next(m for m in block.modules() if hasattr(m, "num_heads"))
@@ -91,7 +91,7 @@ def head_masks(model, distance: torch.Tensor, slopes: torch.Tensor | None = None
 
 
 def grads(model, out: torch.Tensor, drop: str = "pos_embed") -> dict[str, torch.Tensor]:
-    """Gradients of every parameter for a random cotangent."""
+    """Return gradients of every parameter for a random cotangent."""
     model.zero_grad()
     (out * cotangent(out)).sum().backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and drop not in n}
@@ -114,14 +114,14 @@ def set_fused(model, fused: bool) -> None:
 
 
 def keep_of(seed: int, batch: int, patches: int, prefix: int, prob: float) -> torch.Tensor:
-    """Token numbers that timm's patch dropout keeps at this seed, prefix tokens included."""
+    """Return the indices that patch dropout of timm keeps at this seed, prefix tokens included."""
     torch.manual_seed(seed)
     _, keep = patch_dropout_forward(torch.zeros(batch, patches, 1), prob, 0, False, True)
     return torch.cat([torch.arange(prefix).expand(batch, -1), keep + prefix], 1)
 
 
 def slopes_of(model) -> torch.Tensor:
-    """Learned slopes of every layer (layers, heads)."""
+    """Return learned slopes of every layer (layers, heads)."""
     return torch.stack([p for n, p in model.named_parameters() if n.endswith("pos_enc.slope")])
 
 

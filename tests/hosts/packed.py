@@ -1,4 +1,4 @@
-"""Packed inputs of NaFlexVit, made by hand."""
+"""Packed inputs of NaFlexVit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def naflex(**options) -> NaFlexVit:
 
 
 def pack(sizes: list[tuple[int, int]], tokens: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Patches of samples with grids of their own, padded to one length, as timm's collator gives them."""
+    """Return patches of samples with different grids, padded to one length, in the format of timm's collator."""
     n = tokens or max(h * w for h, w in sizes)
     generator = torch.Generator().manual_seed(seed)
     patches = torch.randn(len(sizes), n, 8 * 8 * 3, generator=generator)
@@ -38,7 +38,7 @@ def pack(sizes: list[tuple[int, int]], tokens: int | None = None, seed: int = 0)
     return {"patches": patches, "patch_coord": coord, "patch_valid": valid}
 
 
-def alone(batch: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
-    """Sample i of a packed batch without its padding."""
+def sample_of(batch: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
+    """Return sample i of a packed batch without its padding."""
     n = int(batch["patch_valid"][i].sum())
     return {name: value[i : i + 1, :n] for name, value in batch.items()}

@@ -1,4 +1,4 @@
-"""Compiling, exporting and ONNX give the numbers of eager mode; symbolic height and width: test_symbolic_sizes."""
+"""Compilation, export and ONNX equal eager mode; symbolic height and width: test_symbolic_sizes."""
 
 import copy
 import io
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 def graphs(model, sizes) -> int:
     """Compile `model` without graph breaks, compare it with eager on `sizes`, return the number of compilations."""
     torch._dynamo.reset()
-    made = []
+    compilations = []
     compiled = torch.compile(
-        model, fullgraph=True, backend=lambda graph, _: made.append(graph) or graph.forward
+        model, fullgraph=True, backend=lambda graph, _: compilations.append(graph) or graph.forward
     )
     for size in sizes:
         close(compiled(image(2, 3, *size)), model(image(2, 3, *size)))
-    return len(made)
+    return len(compilations)
 
 
 def test_compiled_equals_eager_on_several_grids_without_more_recompiles_than_stock():
@@ -39,7 +39,7 @@ def test_compiled_equals_eager_on_several_grids_without_more_recompiles_than_sto
 @pytest.mark.parametrize(
     ("spec", "checkpointing"), [("alibi2d", True), ("alibi2d(slopes=learned)+sincos2d", False)]
 )
-def test_compiled_training_has_the_gradients_of_eager(spec, checkpointing):
+def test_compiled_training_equals_eager(spec, checkpointing):
     torch._dynamo.reset()
     eager = vispe.convert(tiny(), spec).train()
     model = copy.deepcopy(eager)
@@ -68,7 +68,7 @@ def test_exported_static_and_with_free_batch(spec):
     close(program(image(5, 3, 24, 40)), model(image(5, 3, 24, 40)))
 
 
-def test_exporting_leaves_no_fake_tensor_behind():
+def test_export_leaves_no_fake_tensors_in_caches():
     model = vispe.convert(tiny(), "alibi2d")
     with torch.no_grad():
         expected = model(image())
@@ -77,7 +77,7 @@ def test_exporting_leaves_no_fake_tensor_behind():
 
 
 def exported_to_onnx(model, x, path, **options):
-    """Export a model and return what runs it on an image."""
+    """Export a model and return a function that runs it on an image."""
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     torch.onnx.export(model, (x,), path, dynamo=True, verbose=False, **options)
@@ -95,7 +95,7 @@ def test_onnx(spec, tmp_path):
 
 
 @pytest.mark.parametrize("angle", [1e-3, 1.0, 50.0, 3000.0])
-def test_exponentials_for_onnx_are_those_of_torch(angle):
+def test_exponentials_for_onnx_equal_torch(angle):
     upper = torch.randn(5, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * angle
     total = skew_matrix(upper, 8)
     torch.testing.assert_close(exp_by_products(total), torch.matrix_exp(total), rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""What timm asks of every model, asked of every kind of encoding in the kinds of ViT that matter."""
+"""Contracts of timm models, for every kind of encoding in representative kinds of ViT."""
 
 import copy
 from functools import partial
@@ -45,7 +45,7 @@ def make(model: str, spec: str, **options):
 
 
 @cases("model", [m for m in MODELS if "diff" in m])
-def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
+def test_encodings_in_differential_attention_have_its_head_width(model):
     net = make(model, "rope_mixed")
     assert net.blocks[0].get_submodule("" if "parallel" in model else "attn").pos_enc.width == 8
     with pytest.raises(
@@ -58,7 +58,7 @@ def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
 @cases("model", MODELS)
 def test_contracts_of_timm(model, spec):
     net = make(model, spec)
-    twin = shake(copy.deepcopy(net), seed=2)
+    equivalent = shake(copy.deepcopy(net), seed=2)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     out = net(x)
     assert out.shape == (2, 5), "classes"
@@ -81,19 +81,19 @@ def test_contracts_of_timm(model, spec):
     close({n: p.grad for n, p in net.named_parameters() if p.grad is not None}, expected)
     net.set_grad_checkpointing(False)
     net.eval()
-    assert not torch.equal(twin(x), out)
-    twin.load_state_dict(net.state_dict())
-    assert torch.equal(twin(x), out), "a checkpoint holds everything"
+    assert not torch.equal(equivalent(x), out)
+    equivalent.load_state_dict(net.state_dict())
+    assert torch.equal(equivalent(x), out), "a checkpoint holds everything"
     assert torch.equal(copy.deepcopy(net)(x), out)
     assert out.dtype == torch.float32
     assert net.to(torch.bfloat16)(x.bfloat16()).isfinite().all()
-    twin.reset_classifier(0)
-    assert twin(x).shape == (2, net.num_features), "no classifier"
-    assert twin.prune_intermediate_layers([0]) == [0]
-    short = twin.train().forward_features(x)
+    equivalent.reset_classifier(0)
+    assert equivalent(x).shape == (2, net.num_features), "no classifier"
+    assert equivalent.prune_intermediate_layers([0]) == [0]
+    short = equivalent.train().forward_features(x)
     assert short.shape == features.shape
     short.square().sum().backward()
-    unused = [n for n, p in twin.named_parameters() if p.requires_grad and p.grad is None]
+    unused = [n for n, p in equivalent.named_parameters() if p.requires_grad and p.grad is None]
     assert not unused, "what was pruned has no parameters left"
     matcher = net.group_matcher()
     assert {"stem", "blocks"} <= set(matcher)

@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs and training steps, without a GPU: the host copies no tensor and reads no value."""
+"""CUDA graph capture and training steps, checked without a GPU: the host copies no tensor and reads no value."""
 
 import warnings
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def vit(spec):
 
 @contextmanager
 def isolated(capturing=True):
-    """Let copies from the host and synchronisations fail; `capturing` is as while torch captures a graph."""
+    """Make copies from the host and synchronisations fail; `capturing` mimics torch during graph capture."""
 
     def refuse(name):
         def refused(*args, **kwargs):

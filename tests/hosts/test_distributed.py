@@ -1,4 +1,4 @@
-"""Data-parallel and sharded training on two processes equals one process."""
+"""Data-parallel and sharded training on two processes equals training on one."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def actual(tmp_path_factory) -> list[dict]:
-    """What the two processes saved."""
+    """Return the results saved by the two processes."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch is built without gloo")
     folder = tmp_path_factory.mktemp("ranks")
@@ -36,14 +36,14 @@ def actual(tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def single() -> tuple[dict, torch.Tensor]:
-    """Gradients and outputs of one process on the whole batch."""
+    """Return gradients and outputs of one process for the full batch."""
     ours = model()
     expected = gradients(ours, image(4, 3, 32, 24))
     return expected, model()(image(4, 3, 32, 24)).detach()
 
 
 @pytest.mark.parametrize("way", ["ddp", "ddp checkpointed", "fsdp"])
-def test_every_gradient_equals_that_of_one_process(way, actual, single):
+def test_gradients_equal_those_of_one_process(way, actual, single):
     for rank in (0, 1):
         assert {n for n in actual[rank][way] if "pos_enc" in n} == {
             "pos_enc.weight", "blocks.0.attn.pos_enc.slope", "blocks.1.attn.pos_enc.slope",
@@ -57,7 +57,7 @@ def test_sharded_outputs_equal_those_of_one_process(actual, single):
 
 
 def test_coordinates_stay_float32_under_sharded_mixed_precision(actual):
-    """300 columns: in bfloat16 neighbours beyond 256 would fall together."""
+    """300 columns: in bfloat16, neighbouring positions beyond 256 would coincide."""
     ours = model("alibi2d.local", img_size=(8, 8 * 300)).to(torch.bfloat16)
     expected = ours(image(4, 3, 8, 8 * 300).to(torch.bfloat16)).float()
     for rank in (0, 1):

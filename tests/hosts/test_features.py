@@ -20,7 +20,7 @@ SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+ali
 
 @cases("spec", SPECS)
 @cases("form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str)
-def test_intermediates_agree_with_features_in_every_form(spec, form):
+def test_intermediates_agree_with_features_in_every_format(spec, form):
     model = vispe.convert(tiny(depth=3, dynamic_img_size=True, **form), spec)
     x, p = image(2, 3, 40, 16), model.num_prefix_tokens
     features = model.forward_features(x)
@@ -67,7 +67,7 @@ def test_intermediates_have_the_shape_and_values_of_timm(arguments):
     assert all(torch.equal(a, b) for a, b in zip(flat(actual)[0], flat(expected)[0], strict=True))
 
 
-def test_wrong_requests_for_intermediates_raise():
+def test_invalid_indices_of_intermediates_raise():
     model = vispe.convert(tiny(), "alibi2d")
     with pytest.raises(OptionError, match=r"of the 2 blocks of the model, got \[5\]"):
         model.forward_intermediates(image(), [5])
@@ -86,21 +86,21 @@ def test_features_only_and_pruning(spec):
         **{**SHAPE, "depth": 3},
     ).eval()
     torch.manual_seed(0)
-    whole = timm.create_model("vit_tiny_patch16_224", pos_embed=spec, **{**SHAPE, "depth": 3}).eval()
-    actual, expected = getter(image()), whole.forward_intermediates(image(), [0, 1], intermediates_only=True)
+    model = timm.create_model("vit_tiny_patch16_224", pos_embed=spec, **{**SHAPE, "depth": 3}).eval()
+    actual, expected = getter(image()), model.forward_intermediates(image(), [0, 1], intermediates_only=True)
     assert len(getter.model.blocks) == 2
-    whole.load_state_dict({**whole.state_dict(), **getter.model.state_dict()})
+    model.load_state_dict({**model.state_dict(), **getter.model.state_dict()})
     for a, b in zip(
-        actual, whole.forward_intermediates(image(), [0, 1], intermediates_only=True), strict=True
+        actual, model.forward_intermediates(image(), [0, 1], intermediates_only=True), strict=True
     ):
         assert torch.equal(a, b)
     assert actual[0].shape == expected[0].shape == (2, 32, 3, 5)
     assert "alibi2d" in vispe.describe(getter) or "alibi" not in spec
-    assert whole.prune_intermediate_layers([0], prune_norm=True) == [0]
-    assert whole.forward_features(image()).shape == (2, 16, 32)
-    again = copy.deepcopy(whole)
-    again.load_state_dict(whole.state_dict())
-    assert torch.equal(again.forward_features(image()), whole.forward_features(image()))
+    assert model.prune_intermediate_layers([0], prune_norm=True) == [0]
+    assert model.forward_features(image()).shape == (2, 16, 32)
+    pruned = copy.deepcopy(model)
+    pruned.load_state_dict(model.state_dict())
+    assert torch.equal(pruned.forward_features(image()), model.forward_features(image()))
 
 
 @partly(4)
@@ -108,7 +108,7 @@ def test_features_only_and_pruning(spec):
 @cases("spec", ["alibi2d", "none"])
 @cases("shape", [(16, 16), (2, 1, 16, 16), (1, 4, 16, 16)], ids=str)
 @cases("kind", [torch.bool, torch.float32], ids=str)
-def test_a_mask_of_the_user_comes_on_top(kind, shape, spec, checkpointing):
+def test_a_mask_of_the_user_is_added(kind, shape, spec, checkpointing):
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), spec)
     ours.set_grad_checkpointing(checkpointing)
@@ -136,7 +136,7 @@ def test_causal(spec):
     close(ours.forward_intermediates(image(), is_causal=True)[0], expected)
 
 
-def test_swapped_attention_needs_positions():
+def test_attention_of_the_encoding_needs_positions():
     ours = vispe.convert(tiny(), "alibi2d")
     x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
     for block in ours.blocks:
@@ -181,7 +181,7 @@ def test_an_image_of_the_wrong_size_raises_a_clear_error():
         ours(image(1, 3, 24, 24))
 
 
-def test_reference_normalisation_keeps_the_grid_of_building():
+def test_reference_normalisation_uses_the_initial_grid():
     ours = vispe.convert(
         without_table(tiny(dynamic_img_size=True)), "alibi2d(normalize=reference,wrap=false)"
     )
@@ -216,7 +216,7 @@ def test_copies_and_files(spec):
 
 
 @cases(("options", "off"), [("layers=[1]", [0]), ("layers=[]", [0, 1]), ("slopes=learned,layers=[0]", [1])])
-def test_layers_switch_the_bias_per_block(options, off):
+def test_layers_select_the_blocks_with_a_bias(options, off):
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), f"alibi2d({options})")
     slopes = torch.ones(2, 4)
@@ -232,7 +232,7 @@ def test_layers_switch_the_bias_per_block(options, off):
 
 
 def _plain_masks(model, x, monkeypatch, **arguments) -> list:
-    """Run a forward pass and return what every layer was told by `Context.plain_mask`."""
+    """Run a forward pass and return the result of `Context.plain_mask` in every layer."""
     actual, original = [], Context.plain_mask
     monkeypatch.setattr(Context, "plain_mask", lambda *a: actual.append(original(*a)) or actual[-1])
     model.forward_features(x, **arguments)
@@ -241,7 +241,7 @@ def _plain_masks(model, x, monkeypatch, **arguments) -> list:
 
 
 @pytest.mark.parametrize(("spec", "batch"), [("alibi2d", 1), ("alibi2d(slopes=geometric)", 2)])
-def test_a_fixed_bias_goes_into_stock_attention_as_one_mask(spec, batch, monkeypatch):
+def test_a_fixed_bias_is_one_mask_for_stock_attention(spec, batch, monkeypatch):
     model = vispe.convert(tiny(), spec)
     x = image(batch, 3, 24, 40)
     masks = _plain_masks(model, x, monkeypatch)
@@ -262,14 +262,14 @@ def test_a_fixed_bias_goes_into_stock_attention_as_one_mask(spec, batch, monkeyp
     ("alibi2d", 1, {}, False),
     ("rope_axial+alibi2d", 1, {}, True),
 ], ids=["learned", "mask", "causal", "unfused", "rotary"])  # fmt: skip
-def test_what_one_mask_cannot_say_takes_the_general_path(spec, batch, arguments, fused, monkeypatch):
+def test_other_encodings_take_the_general_path(spec, batch, arguments, fused, monkeypatch):
     model = vispe.convert(tiny(), spec)
     set_fused(model, fused)
     masks = _plain_masks(model, image(batch, 3, 24, 40), monkeypatch, **arguments)
     assert masks == [None, None]
 
 
-def test_an_image_of_another_shape_with_as_many_patches_is_no_other_grid():
+def test_an_image_of_another_shape_with_equal_token_count():
     for spec in ("alibi2d(wrap=false)", "sincos2d"):
         model = vispe.convert(tiny(), spec)
         model.patch_embed.strict_img_size = False

@@ -1,4 +1,4 @@
-"""vispe.fold: a learned basis merged into the projections of every host, and what it refuses."""
+"""vispe.fold: a learned basis is merged into the projections of every host, and unsupported models are rejected."""
 
 import copy
 
@@ -43,7 +43,7 @@ BUILDERS = {
 
 
 def moved(model):
-    """Return the model with parameters of its encodings away from their start, in double precision."""
+    """Return the model in double precision, with parameters of its encodings changed from their initial values."""
     return shake(model).double().eval()
 
 
@@ -85,7 +85,7 @@ def test_outputs_are_unchanged(host, spec):
     vispe.restore(model)
 
 
-def test_the_folded_model_is_that_without_a_basis():
+def test_the_folded_model_equals_a_model_without_basis():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", pos_embed=SPEC, img_size=(64, 32))
     folded = vispe.fold(copy.deepcopy(moved(model)))
@@ -96,7 +96,7 @@ def test_the_folded_model_is_that_without_a_basis():
         torch.testing.assert_close(fresh(x), model(x), rtol=1e-6, atol=1e-6)
 
 
-def test_attention_layers_of_hand_written_models():
+def test_attention_layers_of_custom_models():
     torch.manual_seed(0)
     for fused in (True, False):
         layers = nn.ModuleList(
@@ -115,7 +115,7 @@ INSIDE = [n for n in list_encodings() if issubclass(encoding_class(n), Biased | 
 
 
 @cases("name", INSIDE)
-def test_sums_fold_exactly_or_are_refused(name):
+def test_sums_fold_exactly_or_are_rejected(name):
     grid, terms = (3, 4), [{"name": "rope_axial", "basis": "head", "basis_key": "same"}, {"name": name}]
     try:
         encoding = create_encoding(terms, dim=32, num_heads=4, depth=1, grid=grid)
@@ -164,7 +164,7 @@ def refused(model, error, text):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_what_is_between_projection_and_basis_is_refused():
+def test_layers_between_projection_and_basis_are_rejected():
     options = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2}
     model = timm.models.VisionTransformer(**options, qk_norm=True)
     refused(
@@ -178,7 +178,7 @@ def test_what_is_between_projection_and_basis_is_refused():
     refused(model, UnsupportedHost, r"blocks\.1\.attn needs projections of class torch\.nn\.Linear")
 
 
-def test_a_model_without_a_basis_is_refused():
+def test_a_model_without_a_basis_is_rejected():
     with pytest.raises(
         OptionError, match=r"no encoding has a learned basis, got a VispeVisionTransformer\. "
     ):

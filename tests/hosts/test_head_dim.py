@@ -1,4 +1,4 @@
-"""Hosts whose attention layers have heads of another width than dim / num_heads."""
+"""Hosts whose attention has a head width other than dim / num_heads."""
 
 import torch
 from timm.layers import Attention
@@ -44,7 +44,7 @@ def test_heads_of_timm(host, spec):
     assert all(m.head_dim == width and m.dim == 48 for m in inside)
 
 
-def test_the_same_as_attention_of_vispe():
+def test_outputs_equal_attention_of_vispe():
     torch.manual_seed(0)
     model = vit()
     vispe.convert(model, "transformer_xl(std=0.3)")

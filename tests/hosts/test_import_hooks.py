@@ -1,4 +1,4 @@
-"""The front door of timm stands as soon as timm is imported, whoever imports it, and in which order."""
+"""Patched constructors of timm are installed on its first import, in any order of imports."""
 
 import importlib.util
 import os
@@ -84,7 +84,7 @@ def test_under_pytest(tmp_path):
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_waiting_twice_changes_nothing():
+def test_installing_twice_has_no_effect():
     finders = list(sys.meta_path)
     import_hooks.install_import_hooks()
     assert sys.meta_path == finders
@@ -94,7 +94,7 @@ def test_waiting_twice_changes_nothing():
     )
 
 
-def test_only_timm_is_found_and_by_those_who_find_it_anyway(monkeypatch):
+def test_the_finder_handles_timm_only_and_delegates_to_other_finders(monkeypatch):
     finder = import_hooks._Finder()
     assert finder.find_spec("timm.models", timm.__path__) is None
     assert finder.find_spec("json", None) is None
@@ -109,31 +109,31 @@ def test_only_timm_is_found_and_by_those_who_find_it_anyway(monkeypatch):
     assert finder.find_spec("timm", None) is None
 
 
-def test_an_import_that_fails_can_be_tried_again(monkeypatch):
-    recorded = []
+def test_a_failed_import_can_be_repeated(monkeypatch):
+    calls = []
 
-    class Own:
+    class FailingLoader:
         broken = True
 
         def create_module(self, spec):
             return ModuleType(spec.name)
 
         def exec_module(self, module):
-            recorded.append((module.__loader__, module.__spec__.loader))
+            calls.append((module.__loader__, module.__spec__.loader))
             if self.broken:
                 raise ImportError("half of it is missing")
 
-    own = Own()
-    monkeypatch.setattr(import_hooks, "_install", lambda host: recorded.append(f"door of {host}"))
-    spec = ModuleSpec("timm", import_hooks._Loader(own))
+    loader = FailingLoader()
+    monkeypatch.setattr(import_hooks, "_install", lambda host: calls.append(f"door of {host}"))
+    spec = ModuleSpec("timm", import_hooks._Loader(loader))
     module = importlib.util.module_from_spec(spec)
     assert module.__name__ == "timm"
     with pytest.raises(ImportError, match="half of it"):
         spec.loader.exec_module(module)
-    assert recorded == [(own, own)]
-    own.broken = False
-    import_hooks._Loader(own).exec_module(module)
-    assert recorded == [(own, own), (own, own), "door of timm"]
+    assert calls == [(loader, loader)]
+    loader.broken = False
+    import_hooks._Loader(loader).exec_module(module)
+    assert calls == [(loader, loader), (loader, loader), "door of timm"]
 
 
 @pytest.mark.slow

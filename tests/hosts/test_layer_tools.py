@@ -1,4 +1,4 @@
-"""Tools that replace, wrap or re-initialise layers of a host: the encodings inside stay as they are."""
+"""Tools that replace, wrap or initialise layers of a host leave the encodings unchanged."""
 
 import copy
 
@@ -41,21 +41,23 @@ def same(actual, expected):
 @every
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @torch.no_grad()
-def test_dynamic_quantisation_leaves_the_encoding_alone(spec):
+def test_dynamic_quantisation_excludes_the_encoding(spec):
     model = make(spec)
-    made = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
-    same(of_encodings(made), of_encodings(model))
-    assert "DynamicQuantizedLinear" in str(made)
-    assert "DynamicQuantizedLinear" not in str([m for n, m in made.named_modules() if n.endswith("pos_enc")])
-    actual, expected = made(image()), model(image())
+    quantised = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    same(of_encodings(quantised), of_encodings(model))
+    assert "DynamicQuantizedLinear" in str(quantised)
+    assert "DynamicQuantizedLinear" not in str(
+        [m for n, m in quantised.named_modules() if n.endswith("pos_enc")]
+    )
+    actual, expected = quantised(image()), model(image())
     assert (actual - expected).norm() < 0.1 * expected.norm()
 
 
 def quantised_by_torchao(model, config):
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    made = copy.deepcopy(model)
-    quantization.quantize_(made, getattr(quantization, config)())
-    return made
+    quantised = copy.deepcopy(model)
+    quantization.quantize_(quantised, getattr(quantization, config)())
+    return quantised
 
 
 TORCHAO = cases("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
@@ -66,14 +68,14 @@ TORCHAO = cases("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8Wei
 @every
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @torch.no_grad()
-def test_torchao_leaves_the_encoding_alone(spec, config):
+def test_torchao_excludes_the_encoding(spec, config):
     model = make(spec)
-    made = quantised_by_torchao(model, config)
-    same(of_encodings(made), of_encodings(model))
-    weights = {name: type(value) for name, value in made.state_dict().items()}
+    quantised = quantised_by_torchao(model, config)
+    same(of_encodings(quantised), of_encodings(model))
+    weights = {name: type(value) for name, value in quantised.state_dict().items()}
     assert "Int8Tensor" in {kind.__name__ for kind in weights.values()}
     assert {kind for name, kind in weights.items() if "pos_enc" in name} == {torch.Tensor}
-    actual, expected = made(image()), model(image())
+    actual, expected = quantised(image()), model(image())
     assert (actual - expected).norm() < 0.05 * expected.norm()
 
 
@@ -82,7 +84,7 @@ def test_torchao_leaves_the_encoding_alone(spec, config):
     "spec", [s if s in ("seqpe", "fire") else pytest.param(s, marks=pytest.mark.slow) for s in NAMES]
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_bitsandbytes_leaves_the_encoding_alone(spec, bits, tmp_path):
+def test_bitsandbytes_excludes_the_encoding(spec, bits, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48}
@@ -93,17 +95,17 @@ def test_bitsandbytes_leaves_the_encoding_alone(spec, bits, tmp_path):
         pytest.skip(str(refused))
     shake(model, 3).eval()
     model.save_pretrained(tmp_path)
-    made = vispe.from_pretrained(
+    quantised = vispe.from_pretrained(
         transformers.SiglipVisionModel,
         tmp_path,
         quantization_config=transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True}),
         device_map="cpu",
         dtype=torch.float32,
     )
-    same(of_encodings(made), of_encodings(model))
-    assert f"Linear{bits}bit" in str(made)
+    same(of_encodings(quantised), of_encodings(model))
+    assert f"Linear{bits}bit" in str(quantised)
     with torch.no_grad():
-        actual, expected = (m(image(2, 3, 32, 32)).last_hidden_state for m in (made, model))
+        actual, expected = (m(image(2, 3, 32, 32)).last_hidden_state for m in (quantised, model))
     assert (actual - expected).norm() < {8: 0.05, 4: 0.5}[bits] * expected.norm()
 
 
@@ -115,16 +117,16 @@ def test_tied_projections_of_deberta_follow_torchao(fused, config):
     layer = vispe.Attention(32, 4, "deberta(share_att_key=true)", fused_qkv=fused)
     layer.pos_enc.tie(layer)
     x, grid = torch.randn(2, 12, 32), vispe.Grid((3, 4))
-    made = quantised_by_torchao(layer, config)
-    made.pos_enc.tie(made)
+    quantised = quantised_by_torchao(layer, config)
+    quantised.pos_enc.tie(quantised)
     expected = layer(x, grid)
-    assert 0 < (made(x, grid) - expected).norm() < 0.05 * expected.norm()
+    assert 0 < (quantised(x, grid) - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.slow
 @cases("trained", [None, ["pos_enc"]])
 @every
-def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
+def test_adapters_on_all_linear_layers_train_and_merge(spec, trained):
     peft = pytest.importorskip("peft", reason="vispe[train] is not installed")
     config = peft.LoraConfig(
         target_modules="all-linear", r=2, init_lora_weights=False, modules_to_save=trained
@@ -147,16 +149,16 @@ def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
 @torch.no_grad()
 def test_weight_norm_on_the_layers_of_the_host(spec, norm):
     model = make(spec)
-    expected, own = model(image()), of_encodings(model)
+    expected, encodings = model(image()), of_encodings(model)
     for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
         norm(module)
     torch.testing.assert_close(model(image()), expected, rtol=1e-4, atol=1e-5)
-    same(of_encodings(model), own)
+    same(of_encodings(model), encodings)
 
 
 @cases("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 @torch.no_grad()
-def test_parametrizations_of_the_maps_of_an_encoding_count(norm):
+def test_parametrizations_of_layers_of_an_encoding_have_effect(norm):
     model = make("fire")
     expected = model(image())
     for module in list(model.modules()):
@@ -168,19 +170,19 @@ def test_parametrizations_of_the_maps_of_an_encoding_count(norm):
         assert (model(image()) - expected).abs().max() > 1e-5
 
 
-def initialised(model):
-    """Raise unless every encoding has the values of its own `reset_parameters`."""
+def assert_initialised(model):
+    """Assert that every encoding has the values of its `reset_parameters`."""
     for encoding in [
         m for n, m in model.named_modules() if n.endswith("pos_enc") and isinstance(m, vispe.Encoding)
     ]:
-        drawn = []
+        samples = []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            again = copy.deepcopy(encoding)
-            again.reset_parameters()
-            drawn.append(dict(again.named_parameters()))
+            encoding_copy = copy.deepcopy(encoding)
+            encoding_copy.reset_parameters()
+            samples.append(dict(encoding_copy.named_parameters()))
         for name, actual in encoding.named_parameters():
-            first, second = (d[name] for d in drawn)
+            first, second = (d[name] for d in samples)
             if torch.equal(first, second):
                 assert torch.equal(actual, first), name
             elif actual.numel() > 60:
@@ -188,14 +190,14 @@ def initialised(model):
 
 
 @every
-def test_initialisation_of_the_host_is_that_of_the_encoding_inside(spec):
+def test_init_weights_of_the_host_resets_encodings(spec):
     model = make(spec)
     model.init_weights()
-    initialised(model)
+    assert_initialised(model)
 
 
 @cases("spec", ["seqpe", "deberta", "shaw", "fire"])
-def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
+def test_init_weights_of_transformers_resets_encodings(spec):
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     config = transformers.Dinov2Config(
         hidden_size=32,
@@ -207,7 +209,7 @@ def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
     )
     model = shake(vispe.convert(transformers.Dinov2Model(config), spec))
     model.apply(model._init_weights)
-    initialised(model)
+    assert_initialised(model)
 
 
 @cases("fused", [True, False])
@@ -229,7 +231,7 @@ def test_tied_projections_of_deberta_follow_an_adapter(fused):
 # models that read the weight of the projection to queries, keys and values, to add biases of their own
 @cases("name", ["eva", "timm_swin_v2", "torchvision_swin_v2"])
 @cases("spec", ["alibi2d", "rope_axial"])
-def test_an_adapter_of_a_projection_with_separate_biases_acts_before_it_is_merged(name, spec):
+def test_an_adapter_of_a_projection_with_separate_biases_has_effect_before_merging(name, spec):
     peft = pytest.importorskip("peft", reason="vispe[vlm] is not installed")
     if name == "eva":
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Contracts of other libraries: fulfilled by the installed versions, and each rename reported in one sentence."""
+"""Contracts with other libraries: installed versions satisfy them, and each rename is reported in one sentence."""
 
 import importlib
 import inspect
@@ -62,7 +62,7 @@ RENAMES = (  # library, owner, old name, and what it is
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Check as in a new process."""
+    """Reset the results of earlier checks."""
     monkeypatch.setattr(check, "_fulfilled", set())
     monkeypatch.setattr(check, "_compared", set())
 
@@ -76,7 +76,7 @@ def owner_of(name):
 
 
 def rename(monkeypatch, name, old, kind):
-    """Rename a parameter, attribute, or attribute set by a constructor, as another version of a library might."""
+    """Rename a parameter, attribute, or attribute set by a constructor, as a future version of a library could."""
     parent, owner = owner_of(name)
     if kind == "attribute":
         monkeypatch.setattr(owner, f"{old}_renamed", getattr(owner, old), raising=False)
@@ -105,7 +105,7 @@ def rename(monkeypatch, name, old, kind):
 
 
 @cases("library", LIBRARIES)
-def test_the_installed_version_fulfils_every_contract(library):
+def test_the_installed_version_satisfies_every_contract(library):
     assert not [*problems(LIBRARIES[library])]
 
 
@@ -142,7 +142,7 @@ def test_alternatives_and_variable_keywords(monkeypatch):
     assert "the module lacking is missing" in second
 
 
-def test_timm_models_are_refused_unchanged(monkeypatch):
+def test_timm_models_are_rejected_unchanged(monkeypatch):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     before = [type(m) for m in model.modules()]
     rename(monkeypatch, "timm.models.vision_transformer:VisionTransformer", "pos_drop", "constructor")
@@ -151,7 +151,7 @@ def test_timm_models_are_refused_unchanged(monkeypatch):
     assert [type(m) for m in model.modules()] == before
 
 
-def test_patched_constructors_of_timm_check(monkeypatch):
+def test_patched_constructors_of_timm_check_contracts(monkeypatch):
     rename(monkeypatch, "timm.layers:Attention.forward", "attn_mask", "parameter")
     timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)  # without vispe
     with pytest.raises(
@@ -160,7 +160,7 @@ def test_patched_constructors_of_timm_check(monkeypatch):
         timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, pos_embed="alibi2d")
 
 
-def test_aliases_of_open_clip_check(monkeypatch):
+def test_aliases_of_open_clip_check_contracts(monkeypatch):
     rename(monkeypatch, "open_clip.transformer:VisionTransformer", "_embeds", "attribute")
     with pytest.raises(UnsupportedHost, match=r"^open_clip .*_embeds is missing"):
         register_alias("ViT-B-32", "alibi2d")
@@ -175,7 +175,7 @@ def test_names_of_other_families_are_ignored(monkeypatch):
 
 
 @pytest.mark.parametrize("cls", ["Qwen2VLAttention", "Qwen2VLDecoderLayer"])
-def test_language_models_are_refused_unchanged(monkeypatch, cls):
+def test_language_models_are_rejected_unchanged(monkeypatch, cls):
     model = make("qwen2_vl")
     before = [type(m) for m in model.modules()]
     rename(monkeypatch, f"{QWEN}:{cls}.forward", "position_embeddings", "parameter")
@@ -195,7 +195,7 @@ def test_a_third_name_of_the_cache_is_reported(monkeypatch):
     assert "must have the parameter 'cache' or 'past_key_values'" in sentence
 
 
-def test_vision_towers_are_refused(monkeypatch):
+def test_vision_towers_are_rejected(monkeypatch):
     tower = vision_tower_of(make("qwen2_vl"))
     rename(monkeypatch, f"{QWEN}:VisionAttention.forward", "cu_seqlens", "parameter")
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_tested_versions_are_not_reported(monkeypatch, version):
         check_contract("timm")
 
 
-def test_patches_of_other_packages_are_not_renames(monkeypatch):
+def test_patches_of_other_packages_are_not_reported_as_renames(monkeypatch):
     original = torch.nn.Module.__init__
 
     def init(self, *args, **kwargs):
@@ -256,7 +256,7 @@ def test_patches_of_other_packages_are_not_renames(monkeypatch):
 
 
 def test_constructors_are_read_after_torch_compile(monkeypatch):
-    """torch.compile replaces the constructor of `nn.Module`, the base of all modules, for the rest of the process."""
+    """torch.compile replaces the constructor of `nn.Module` for the rest of the process."""
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
     assert not list(problems(LIBRARIES["torch"]))
     rename(monkeypatch, "timm.layers:Attention", "qkv", "constructor")

@@ -1,4 +1,4 @@
-"""Encodings that mix tokens between blocks: after which block, in every way to run a model."""
+"""Encodings that mix tokens between blocks: the blocks after which they run, in all ways to run a model."""
 
 import copy
 
@@ -15,8 +15,8 @@ from vispe.encodings.base import Mixing
 from vispe.errors import UnsupportedCombination
 
 
-class Stir(Mixing):
-    """Adds to every token that has a position its row, its column and the mean of the patches, scaled."""
+class AddRowColumnMean(Mixing):
+    """Test encoding that adds row, column and the mean of the patches, scaled, to every token with a position."""
 
     name = "stir"
 
@@ -33,21 +33,21 @@ class Stir(Mixing):
         return layer in self.layers
 
     def mix(self, x, pos, layer):
-        here = pos.spatial[..., None]
-        mean = (x * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)
+        spatial = pos.spatial[..., None]
+        mean = (x * spatial).sum(1, keepdim=True) / spatial.sum(1, keepdim=True)
         row = (pos.coords @ torch.tensor([1.0, 0.1]))[..., None]
-        return x + here * (mean + row) * self.scale * (layer + 1)
+        return x + spatial * (mean + row) * self.scale * (layer + 1)
 
 
 @pytest.fixture(autouse=True)
 def stir():
-    registry.register(Stir)
+    registry.register(AddRowColumnMean)
     yield
     registry._REGISTRY.pop("stir")
 
 
 def by_hand(model, x, keep=None):
-    """Tokens after timm's own blocks with the mixing written out after blocks 0 and 2; and what each gave."""
+    """Return tokens after the blocks of timm with explicit mixing after blocks 0 and 2, and the output of each."""
     stock, mixer = model.stock, model.mixer
     x = stock._pos_embed(stock.patch_embed(x))
     x = x[0] if isinstance(x, tuple) else x
@@ -85,9 +85,9 @@ def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
     expected, taken = by_hand(models, x)
     actual = models.ours.forward_features(x)
     close(actual, expected)
-    mine = grads(models.ours, actual)
-    mixing = mine.pop("pos_enc.scale")
-    close(mine, grads(models.stock, expected))
+    gradients = grads(models.ours, actual)
+    mixing = gradients.pop("pos_enc.scale")
+    close(gradients, grads(models.stock, expected))
     assert mixing.abs().min() > 1e-4
     final, intermediates = models.ours.forward_intermediates(x, output_fmt="NLC")
     close(final, expected)
@@ -95,7 +95,7 @@ def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
         close(mixed, tokens[:, models.stock.num_prefix_tokens :])
 
 
-def test_dropped_patches_take_their_positions_along():
+def test_dropped_patches_keep_their_positions():
     models = pair(patch_drop_rate=0.4)
     x = image()
     models.ours.train()
@@ -120,7 +120,7 @@ def test_mixing_alongside_a_bias_and_after_restoring():
     assert torch.equal(vispe.restore(models.ours)(x), models.stock(x))
 
 
-def test_eva_mixes_too():
+def test_mixing_in_eva():
     torch.manual_seed(0)
     stock = Eva(**{**SHAPE, "depth": 3}, use_abs_pos_emb=False).eval()
     ours = vispe.convert(copy.deepcopy(stock), "stir")
@@ -129,7 +129,7 @@ def test_eva_mixes_too():
 
 @cases("spec", ["peg", "peg.cpvt", "peg.retrofit", "peg(after=[0,2],padding=circular)"])
 @cases("cls", [VisionTransformer, Eva])
-def test_peg_follows_its_blocks(cls, spec):
+def test_peg_runs_after_its_blocks(cls, spec):
     torch.manual_seed(0)
     stock = without_table(cls(**{**SHAPE, "depth": 3}).eval())
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -140,7 +140,7 @@ def test_peg_follows_its_blocks(cls, spec):
         assert torch.equal(ours(image()), vispe.convert(copy.deepcopy(stock), "none")(image()))
 
 
-def test_a_mixing_encoding_with_parameters_per_layer_is_refused():
+def test_a_mixing_encoding_with_parameters_per_layer_is_rejected():
     with pytest.raises(
         UnsupportedCombination, match=r"stir mixes .* got per_layer=True\. Set per_layer to False"
     ):

@@ -1,4 +1,4 @@
-"""Hooks of accelerate: weights that are loaded for one forward pass, and blocks on several devices."""
+"""Hooks of accelerate: weights loaded for one forward pass, and blocks on several devices."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ hooks = accelerate.hooks
 
 
 def of_transformers(name, **options):
-    from tests.hosts.transformers.vision import alone
+    from tests.hosts.transformers.vision import vision_models
 
-    return alone.build(name, **options), alone.inputs(name)
+    return vision_models.build(name, **options), vision_models.inputs(name)
 
 
 def built(name):
@@ -47,7 +47,7 @@ CASES += [("ViTModel eager", "cope"), ("naflex", "cope"), ("hub_vitdet", "irpe")
 
 
 @cases(("name", "spec"), CASES)
-def test_offloaded_weights_give_the_outputs_of_loaded_ones(name, spec, tmp_path):
+def test_offloading_does_not_change_outputs(name, spec, tmp_path):
     model, inputs = built(name)
     model = vispe.convert(model, spec)
     expected = values(model, inputs)
@@ -73,20 +73,20 @@ def test_offloaded_weights_outside_attention(name, spec):
 
 @cases("name", ["IJepaModel", "ViTModel eager", "hub_vitdet"])
 def test_positions_follow_the_tokens_to_their_device(name):
-    """Hooks move inputs from the CPU to the device of the model, here the meta device."""
+    """Hooks move inputs from the CPU to the device of the model, the meta device in this test."""
     model, inputs = built(name)
     model = vispe.convert(model, "alibi2d+rope_axial")
     hooks.attach_align_device_hook(model, execution_device=torch.device("meta"))
     assert values(model, inputs).is_meta
 
 
-def test_positions_on_another_device_have_their_own_draws():
+def test_moved_positions_share_the_memo_but_not_random_draws():
     pos = PositionCache()(vispe.Grid((2, 3), prefix=1), torch.zeros(1))
-    drawn = [
+    moved = [
         positions_on(pos.replace(attrs={"draw": torch.ones(1) * k}), torch.device("meta")) for k in (0, 1)
     ]
-    assert drawn[0].memo is drawn[1].memo
-    assert drawn[0].attrs["draw"].is_meta
-    assert drawn[0].attrs["draw"] is not drawn[1].attrs["draw"]
-    assert drawn[0].on_grid
+    assert moved[0].memo is moved[1].memo
+    assert moved[0].attrs["draw"].is_meta
+    assert moved[0].attrs["draw"] is not moved[1].attrs["draw"]
+    assert moved[0].on_grid
     assert positions_on(pos, torch.device("cpu")) is pos

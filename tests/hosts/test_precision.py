@@ -1,4 +1,4 @@
-"""Caches that no call may spoil, and reduced precision."""
+"""Caches are not corrupted by any call, and reduced precision."""
 
 import copy
 
@@ -20,7 +20,7 @@ SPECS = [
 
 
 @cases("spec", SPECS)
-def test_predicting_first_does_not_spoil_training(spec):
+def test_inference_before_training_does_not_change_gradients(spec):
     model = vispe.convert(tiny(dynamic_img_size=True), spec)
     x = image()
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def test_predicting_first_does_not_spoil_training(spec):
     assert model.to("meta")(x.to("meta")).device.type == "meta"
 
 
-def test_caches_are_no_part_of_the_state():
+def test_caches_are_not_in_the_state_dict():
     model = vispe.convert(tiny(dynamic_img_size=True), "alibi2d")
     names = set(model.state_dict())
     for side in range(2, 12):
@@ -52,7 +52,7 @@ def test_caches_are_no_part_of_the_state():
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
-def test_function_transforms_agree_and_leave_the_cache_clean():
+def test_function_transforms_agree_and_leave_the_cache_unchanged():
     model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
     parameters = {k: v.detach() for k, v in model.named_parameters()}
     x = image()
@@ -69,7 +69,7 @@ def test_function_transforms_agree_and_leave_the_cache_clean():
 
 @cases("dtype", [torch.bfloat16, torch.float16])
 @cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
-def test_half_precision_models_and_autocast_stay_near(spec, dtype):
+def test_half_precision_and_autocast_are_close_to_float32(spec, dtype):
     expected = vispe.convert(tiny(qk_norm=True), spec)
     model, x = copy.deepcopy(expected).to(dtype), image()
     out = model(x.to(dtype))
@@ -83,7 +83,7 @@ def test_half_precision_models_and_autocast_stay_near(spec, dtype):
 
 
 class Float32Norm(torch.nn.LayerNorm):
-    """A norm whose output is float32 under autocast, as on CUDA."""
+    """Norm whose output is float32 under autocast, as on CUDA."""
 
     def forward(self, x):
         with torch.autocast("cpu", enabled=False):
@@ -104,7 +104,7 @@ def test_autocast_with_norms_that_give_float32():
 
 
 def test_distances_are_float32_in_a_half_precision_model():
-    """Distances beyond 256 differ by less than the resolution of bfloat16; the bias must not be computed in it."""
+    """Distances beyond 256 differ by less than the resolution of bfloat16, so the bias must be computed in float32."""
     model = vispe.convert(tiny(img_size=(8, 8 * 300), depth=1), "alibi2d.local").to(torch.bfloat16)
     mask = model.pos_enc.bias(model.vispe.cache(vispe.Grid((1, 300), prefix=1), torch.zeros(1)), 0).dense()
     assert torch.equal(mask[0, 0, 1, 1:], -torch.arange(300.0))
@@ -113,7 +113,7 @@ def test_distances_are_float32_in_a_half_precision_model():
 @cases("dtype", [torch.bfloat16, torch.float16])
 @cases("spec", ["fourier.tancik", "fope", "rope_mixed(trainable=false)", "pape.ri", "comrope_ap.folded"])
 def test_a_half_default_dtype_does_not_round_buffers(spec, dtype):
-    """transformers builds models under the dtype of `from_pretrained`, those of timm in `TimmWrapperModel` too."""
+    """transformers builds models under the dtype of `from_pretrained`, also timm models in `TimmWrapperModel`."""
     expected = VisionTransformer(**SHAPE, pos_embed=spec).to(dtype)
     torch.set_default_dtype(dtype)
     try:
@@ -134,5 +134,5 @@ def test_channels_last():
     close(model(image().to(memory_format=torch.channels_last)), expected)
 
 
-def test_this_timm_is_one_of_the_tested():
+def test_the_installed_timm_is_a_tested_version():
     assert RELEASE >= (1, 0, 26)

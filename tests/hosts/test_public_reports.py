@@ -1,4 +1,4 @@
-"""Situations that users of other libraries reported, tried on converted models, with the right result of each."""
+"""Situations that users of other libraries reported, reproduced with converted models, with the correct result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small(name: str, **options) -> torch.nn.Module:
 
 
 def moved(model: torch.nn.Module, name: str = "pos_enc", share: float = 0.3) -> torch.nn.Module:
-    """Move the parameters of an encoding away from their start, where biases are 0."""
+    """Change the parameters of an encoding from their initial values, where biases are 0."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -35,7 +35,7 @@ def moved(model: torch.nn.Module, name: str = "pos_enc", share: float = 0.3) -> 
 
 @cases(("spec", "how"), [("rope_axial", {}), ("rope_mixed", {}), ("alibi2d", {"keep_rope": True})])
 def test_rope_keeps_bfloat16_activations(spec, how):
-    """pytorch-image-models#2794: rotations lifted bf16 to fp32; angles are computed in fp32 all the same."""
+    """pytorch-image-models#2794: rotations promoted bf16 to fp32; angles are still computed in fp32."""
     model = small("vit_small_patch16_rope_224", img_size=IMAGE_SIZE, dynamic_img_size=True)
     vispe.convert(model, spec, **how)
     half = copy.deepcopy(model).bfloat16()
@@ -52,8 +52,8 @@ def test_rope_keeps_bfloat16_activations(spec, how):
 
 
 @cases("size", [(64, 160), (160, 64)])
-def test_x_and_y_of_pe_core_keep_their_order(size):
-    """pytorch-image-models#2541: axes were exchanged where the grid is not square."""
+def test_axis_order_of_pe_core(size):
+    """pytorch-image-models#2541: axes were swapped on grids that are not square."""
     torch.manual_seed(0)
     model = timm.create_model("vit_pe_core_tiny_patch16_384", img_size=size, num_classes=0).eval()
     x = image(2, 3, *size)
@@ -64,7 +64,7 @@ def test_x_and_y_of_pe_core_keep_their_order(size):
 
 
 @cases("spec", ["alibi2d", "rope_mixed", "rope_dinov3", "rpb", "irpe", "sincos2d", "fourier"])
-def test_models_from_the_meta_device_are_equal_or_refused(spec):
+def test_models_from_the_meta_device_are_equal_or_rejected(spec):
     """transformers#45902: buffers were garbage after to_empty and load_state_dict."""
     x = image(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     options = {"img_size": IMAGE_SIZE, "class_token": True}
@@ -93,11 +93,11 @@ def test_slide_coordinates_do_not_depend_on_the_offset():
     cell, extent = torch.tensor([[512.0, 512.0]]).double(), torch.tensor([[512.0 * h, 512.0 * w]]).double()
     x = torch.randn(1, 420, 64)
     with torch.no_grad():
-        here = layer(x, vispe.Positions(pixels, extent=extent, cell=cell))
-        there = layer(x, vispe.Positions(pixels + 1e6, extent=extent, cell=cell))
+        expected = layer(x, vispe.Positions(pixels, extent=extent, cell=cell))
+        actual = layer(x, vispe.Positions(pixels + 1e6, extent=extent, cell=cell))
         grid = layer(x, vispe.Grid((h, w)).positions().gather(remaining[None]))
-    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(here, grid, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(expected, grid, rtol=1e-5, atol=1e-5)
 
 
 @cases(("spec", "how"), [("rope_dinov3", {}), ("alibi2d", {"keep_rope": True})])
@@ -147,7 +147,7 @@ def test_videos_of_another_length_equal_a_model_built_for_it(spec, frames, side)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_windowed_dino_of_rf_detr_is_right_or_refused_before_a_change():
+def test_windowed_dino_of_rf_detr_is_exact_or_rejected_before_any_change():
     """rf-detr#398, #948, #964: windows of a grid that is not square."""
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     if not hasattr(transformers, "RfDetrConfig"):
@@ -215,7 +215,7 @@ def test_released_mixed_frequencies_of_another_grid_load(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
-def test_sine_positions_keep_half_precision(compiled):
+def test_sine_positions_preserve_half_precision(compiled):
     """transformers#47238, #47228: tables of sines in half precision, compiled."""
     model = small("vit_tiny_patch16_224", img_size=IMAGE_SIZE, pos_embed="sincos2d").bfloat16()
     x = image(1, 3, IMAGE_SIZE, IMAGE_SIZE).bfloat16()

@@ -1,4 +1,4 @@
-"""Models whose parameters torch does not register: replicas of `torch.nn.DataParallel`, and modules inside FSDP."""
+"""Models with unregistered parameters: replicas of `torch.nn.DataParallel`, and modules inside FSDP."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 
 import vispe
 from tests.cases import cases
-from tests.hosts.transformers.vision import alone, test_dense_prediction
+from tests.hosts.transformers.vision import test_dense_prediction, vision_models
 from tests.products import partly
 from vispe.utils.parameters import parameters_of
 
@@ -18,21 +18,21 @@ TABLES = [name for name in test_dense_prediction.TOWERS if "Backbone" not in nam
 
 
 def replica(module):
-    """Return a replica as `torch.nn.parallel.replicate` makes it, on one device."""
-    made = module._replicate_for_data_parallel()
-    made._former_parameters = {}
+    """Return a replica on one device, built like those of `torch.nn.parallel.replicate`."""
+    result = module._replicate_for_data_parallel()
+    result._former_parameters = {}
     for name, part in module._modules.items():
-        setattr(made, name, None if part is None else replica(part))
+        setattr(result, name, None if part is None else replica(part))
     for name, parameter in module._parameters.items():
         copied = None if parameter is None else parameter * 1.0
-        setattr(made, name, copied)
+        setattr(result, name, copied)
         if copied is not None:
-            made._former_parameters[name] = copied
-    return made
+            result._former_parameters[name] = copied
+    return result
 
 
 def shifted(model, seed):
-    """Add noise to all parameters, as a training step does."""
+    """Add noise to all parameters, like a training step."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
@@ -40,7 +40,6 @@ def shifted(model, seed):
 
 
 def vit():
-    """Return a tiny ViT of timm."""
     shape = {"img_size": 16, "patch_size": 4, "embed_dim": 48, "depth": 1, "num_heads": 2, "mlp_ratio": 1.0}
     return timm.models.VisionTransformer(num_classes=2, dynamic_img_size=True, **shape)
 
@@ -86,7 +85,7 @@ def test_encodings_inside_fsdp_have_current_weights(name):
 
 
 def flattened(model):
-    """Return a model with plain tensors for its parameters, as `FullyShardedDataParallel` makes it, and their paths."""
+    """Return a model with plain tensors as parameters, as in `FullyShardedDataParallel`, and their paths."""
     paths = []
     for prefix, part in model.named_modules():
         for name, parameter in list(part._parameters.items()):
@@ -102,14 +101,16 @@ def flattened(model):
     "name", ["ViTModel", "DeiTModel", "Dinov2WithRegistersModel", "ViTMAEModel", "PixioModel", *TABLES]
 )
 def test_replicas_of_vision_models_without_their_table(name):
-    source = test_dense_prediction if name in TABLES else alone
+    source = test_dense_prediction if name in TABLES else vision_models
     model, sample = source.build(name), source.inputs(name)
     vispe.convert(model, "alibi2d(slopes=learned)", keep_abs=False)
-    for a, b in zip(alone.outputs(replica(model), sample), alone.outputs(model, sample), strict=True):
+    for a, b in zip(
+        vision_models.outputs(replica(model), sample), vision_models.outputs(model, sample), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_replicas_of_an_own_loop():
+def test_replicas_of_a_custom_loop():
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()

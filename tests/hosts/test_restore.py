@@ -1,4 +1,4 @@
-"""Restoring, converting again, and refusals that leave the model as it was."""
+"""Restoring, repeated conversion, and rejections that leave the model unchanged."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "none", "l
 
 
 def snapshot(model) -> tuple:
-    """Everything that a user could see of a model."""
+    """Return everything that a user can observe of a model."""
     classes = [(n, type(m)) for n, m in model.named_modules()]
     attributes = [
         (n, sorted(vars(m)), sorted(m._modules), sorted(m._parameters)) for n, m in model.named_modules()
@@ -55,7 +55,7 @@ def same(a: tuple, b: tuple, ids: bool = True) -> None:
 
 @cases("spec", SPECS)
 @cases("form", FORMS, ids=lambda f: "-".join(getattr(v, "__name__", v) for v in f.values()) or "plain")
-def test_restore_is_exact_to_the_bit(form, spec):
+def test_restore_is_bit_exact(form, spec):
     model = tiny(**form)
     model._model_args = {"num_classes": 5}
     if form.get("pos_embed") == "none" and "learn+" in spec:
@@ -74,7 +74,7 @@ def test_restore_is_exact_to_the_bit(form, spec):
     assert model._model_args == {"num_classes": 5}
 
 
-def test_converting_again_and_again_ends_where_one_conversion_would():
+def test_repeated_conversions_equal_one_conversion():
     model = tiny()
     stock = snapshot(model)
     for spec in [*SPECS, *reversed(SPECS)]:
@@ -89,7 +89,7 @@ def test_converting_again_and_again_ends_where_one_conversion_would():
     same(snapshot(vispe.restore(model)), stock)
 
 
-def test_trained_weights_stay_and_the_table_comes_back():
+def test_trained_weights_remain_and_the_table_is_restored():
     model = vispe.convert(tiny(), "alibi2d")
     with torch.no_grad():
         model.cls_token.add_(1)
@@ -99,7 +99,7 @@ def test_trained_weights_stay_and_the_table_comes_back():
     assert torch.equal(model.pos_embed, stock.pos_embed)
 
 
-def test_the_table_follows_sizes_types_and_copies():
+def test_the_stored_table_follows_sizes_dtypes_and_copies():
     stock = tiny()
     model = vispe.convert(tiny(), "alibi2d")
     model.set_input_size((40, 24))
@@ -115,7 +115,7 @@ def test_the_table_follows_sizes_types_and_copies():
     assert vispe.restore(frozen).pos_embed.requires_grad is False
 
 
-def test_a_table_can_be_put_aside_and_taken_up_again():
+def test_a_table_can_be_stored_and_restored():
     model = vispe.convert(tiny(), "alibi2d")
     vispe.convert(model, "alibi2d", keep_abs=True)
     expected = vispe.convert(tiny(), "alibi2d", keep_abs=True)
@@ -123,7 +123,7 @@ def test_a_table_can_be_put_aside_and_taken_up_again():
     assert torch.equal(vispe.restore(model)(image()), tiny()(image()))
 
 
-def test_what_was_built_without_a_table_cannot_be_restored():
+def test_models_built_without_a_table_cannot_be_restored():
     model = timm.create_model("vit_tiny_patch16_224", pos_embed="alibi2d", **SHAPE).eval()
     before = snapshot(model)
     with pytest.raises(UnsupportedCombination, match=r"no absolute table to restore: .* built without one"):
@@ -151,7 +151,7 @@ REFUSED = [
 
 @cases("first", [None, "alibi2d(slopes=learned)", "learned"])
 @cases(("spec", "options", "text"), REFUSED, ids=lambda v: str(v)[:20])
-def test_a_refused_conversion_leaves_the_model_alone(first, spec, options, text):
+def test_a_rejected_conversion_leaves_the_model_unchanged(first, spec, options, text):
     model = tiny()
     if first:
         vispe.convert(model, first)
@@ -161,7 +161,7 @@ def test_a_refused_conversion_leaves_the_model_alone(first, spec, options, text)
     same(snapshot(model), before)
 
 
-def test_a_block_that_cannot_be_swapped_leaves_the_others_alone():
+def test_an_unsupported_block_leaves_the_others_unchanged():
     model = tiny(depth=3)
     model.blocks[2].attn = torch.nn.Identity()
     model.eval()
@@ -194,7 +194,7 @@ def test_describe():
     assert "in use" in vispe.describe(vispe.convert(model, "sincos2d", keep_abs=True))
 
 
-def test_every_swap_differs_from_its_parent_in_forward_only():
+def test_every_replacement_class_overrides_forward_only():
     for stock, ours in SWAPS.items():
         in_front = ours.__mro__[: ours.__mro__.index(stock)]
         names = {n for c in in_front for n in vars(c) if not n.startswith("__")}
@@ -212,7 +212,7 @@ def test_every_swap_differs_from_its_parent_in_forward_only():
         ("deit_tiny_distilled_patch16_224", "alibi2d", "absolute table"),
     ],
 )
-def test_what_was_built_without_a_part_of_its_own_positions_cannot_be_restored(name, spec, what):
+def test_models_built_without_part_of_their_positions_cannot_be_restored(name, spec, what):
     model = timm.create_model(name, pos_embed=spec, **{**SHAPE, "img_size": 32}).eval()
     x, cls = image(2, 3, 32, 32), type(model)
     out = model(x)
@@ -225,7 +225,7 @@ def test_what_was_built_without_a_part_of_its_own_positions_cannot_be_restored(n
         vispe.restore(model)
 
 
-def test_what_was_built_with_all_of_its_own_positions_is_restored():
+def test_models_built_with_all_their_positions_are_restored():
     model = timm.create_model(
         "eva02_tiny_patch14_224", pos_embed="learn+rope+alibi2d", **{**SHAPE, "img_size": 32}
     )
@@ -238,7 +238,7 @@ def test_what_was_built_with_all_of_its_own_positions_is_restored():
 
 
 @cases("depth", [1, 5])
-def test_a_finished_encoding_of_another_depth_is_refused(depth):
+def test_an_encoding_module_of_another_depth_is_rejected(depth):
     sample = vispe.create_encoding("peg(first=5)", dim=32, depth=depth)
     model = tiny(depth=3)
     with pytest.raises(
@@ -249,7 +249,7 @@ def test_a_finished_encoding_of_another_depth_is_refused(depth):
 
 
 @cases("option", ["split=[2,1,1]", "spacing=[5,0.7,0.7]", "schedule=rescale,reference=[2,5,7]"])
-def test_options_for_another_number_of_axes_are_refused_before_any_change(option):
+def test_options_for_another_number_of_axes_are_rejected_before_any_change(option):
     model, naflex_model = tiny(), naflex()
     changed = option.split("=[")[0].rpartition(",")[2]
     before = snapshot(model)

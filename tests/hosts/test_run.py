@@ -7,7 +7,7 @@ import pytest
 from vispe import run
 
 
-def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeypatch, capsys):
+def test_run_passes_arguments_and_folder_to_a_script(tmp_path, monkeypatch, capsys):
     (tmp_path / "neighbour.py").write_text("word = 'sibling'\n")
     script = tmp_path / "stock.py"
     script.write_text(
@@ -45,17 +45,17 @@ def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeyp
         (["-m", "../file.py"], 2, "module ../file.py does not exist or cannot be run"),
     ],
 )
-def test_run_says_what_is_wrong(words, code, text, monkeypatch, capsys):
+def test_error_messages_of_run(words, code, text, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run", *words])
     with pytest.raises(SystemExit) as stop:
         run.main()
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert stop.value.code == code
-    assert text in said.out.upper() + said.err
+    assert text in captured.out.upper() + captured.err
 
 
 @pytest.mark.parametrize("module", ["stock_package.main", "stock_package"])
-def test_run_gives_a_module_its_own_arguments(module, tmp_path, monkeypatch, capsys):
+def test_run_passes_arguments_to_a_module(module, tmp_path, monkeypatch, capsys):
     package = tmp_path / "stock_package"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""The table of encodings and hosts: every cell does what it says; families without a position refuse with a reason."""
+"""The table of encodings and hosts: every cell is correct, and unsupported families are rejected with a reason."""
 
 import copy
 
@@ -9,7 +9,7 @@ from timm.models import Eva, SwinTransformer, VisionTransformer
 
 import vispe
 from tests.hosts.helpers import SHAPE, close, image
-from tests.hosts.packed import alone, naflex, pack
+from tests.hosts.packed import naflex, pack, sample_of
 from vispe.cli.main import main
 from vispe.encodings.metadata import list_encodings
 from vispe.errors import UnsupportedHost, VispeError
@@ -44,7 +44,7 @@ def naflex_packed(name):
     # in float64: phases of tapa multiply the rounding of other matrix products
     model, batch = vispe.convert(naflex(embed_dim=96), name).double(), pack(SIZES)
     batch["patches"] = batch["patches"].double()
-    close(model(batch), torch.cat([model(alone(batch, i)) for i in range(2)]))
+    close(model(batch), torch.cat([model(sample_of(batch, i)) for i in range(2)]))
 
 
 def open_clip_tower(name):
@@ -97,8 +97,8 @@ RUN = {
 @pytest.mark.filterwarnings("ignore:shift has no effect")  # nor harm
 @pytest.mark.parametrize("extent", ["quarter", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("host", HOSTS)
-def test_every_cell_does_what_the_table_says(host, extent):
-    """A quarter of the cells, other encodings for each host, or all."""
+def test_every_cell_agrees_with_the_table(host, extent):
+    """Test a quarter of the cells, with other encodings for each host, or all."""
     wrong = {}
     names = list_encodings()
     for name in names[[*HOSTS].index(host) % 4 :: 4] if extent == "quarter" else names:
@@ -135,7 +135,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_other_families_refuse_before_any_change_and_say_what_works(name):
+def test_other_families_are_rejected_before_any_change_with_a_suggestion(name):
     with pytest.raises(
         UnsupportedHost,
         match=r"pos_embed='alibi2d' is not supported\. \w+ does not support .*: it .* Use 'vit_base_patch16_224'",
@@ -156,7 +156,7 @@ def test_other_families_refuse_before_any_change_and_say_what_works(name):
         vispe.restore(model)
 
 
-def test_the_nearest_models_exist_and_stock_errors_return_after_uninstall():
+def test_suggested_models_exist_and_stock_errors_return_after_uninstall():
     for name in ("vit_base_patch16_224", "vit_base_patch16_rope_224", "naflexvit_base_patch16_gap"):
         with torch.device("meta"):
             assert timm.create_model(name, pos_embed="alibi2d", depth=1).vispe.spec

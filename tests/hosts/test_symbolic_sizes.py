@@ -73,14 +73,14 @@ OTHER_AXES = {
 
 
 def chosen(way: int) -> list[str]:
-    """Return the specs of one way of the long tests: all of the table, or a sample that has every encoding once."""
+    """Return the specs for one way of the long tests: the full table, or a sample with every encoding once."""
     if EVERY:
         return SPECS
     return [*SINGLE[way::3], *SPECS[len(SINGLE) :][3 * way :: 18]]
 
 
 def model_of(spec: str) -> nn.Module:
-    """Return a converted ViT whose parameters are all moved from their start, or skip what vispe refuses to add."""
+    """Return a converted ViT with all parameters changed from their initial values, or skip unsupported specs."""
     stock = tiny(img_size=(32, 32), dynamic_img_size=True, depth=1)
     try:
         model = shake(vispe.convert(stock, spec), 1).eval()
@@ -195,7 +195,7 @@ def test_compiled_sample():
 
 
 @pytest.mark.parametrize(("mode", "spec"), EXCEPTIONS)
-def test_exceptions_raise_a_sentence(mode, spec, tmp_path):
+def test_exceptions_raise_with_a_message(mode, spec, tmp_path):
     checks = {"export": check_export, "compile": lambda s: check_compiled(s, "eager")}
     with pytest.raises(Exception, match=re.escape(EXCEPTIONS[mode, spec])):
         checks.get(mode, lambda s: check_onnx(s, tmp_path))(spec)
@@ -217,7 +217,7 @@ def test_every_encoding_is_in_the_table():
 
 
 class Layer(nn.Module):
-    """An encoding on a grid of 1 or 3 axes, with attention where it is for that."""
+    """Encoding on a grid of 1 or 3 axes, with attention if the encoding needs it."""
 
     def __init__(self, spec: str, axes: int) -> None:
         super().__init__()
@@ -250,13 +250,13 @@ def test_encodings_of_one_and_three_axes(axes, spec, tmp_path):
 
 
 @pytest.mark.parametrize("start", ["width", "longer", "even"])
-def test_the_curve_in_operations_of_onnx_is_that_of_the_recursion(start):
+def test_the_curve_in_onnx_operations_equals_the_recursion(start):
     for shape in [(h, w) for h in range(1, 8) for w in range(1, 8)] + [(37, 14), (14, 37)]:
         actual = traced_indices(*shape, start, torch.device("cpu"))
         assert np.array_equal(actual.numpy(), curve_order(shape, start).ravel()), shape
 
 
-def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number(monkeypatch):
+def test_the_curve_is_nan_beyond_its_limit(monkeypatch):
     monkeypatch.setattr(gilbert_curve, "ROUNDS", 3)
     assert traced_indices(3, 3, "width", torch.device("cpu")).isfinite().all()
     assert traced_indices(20, 20, "width", torch.device("cpu")).isnan().all()

@@ -39,7 +39,7 @@ CROPS = [(32, 48), (48, 32), (16, 96)]  # equal numbers of tokens, different gri
 
 
 def crops_gradients(model) -> dict[str, torch.Tensor]:
-    """Gradients of one backward pass over three crops."""
+    """Return gradients of one backward pass over three crops."""
     model.zero_grad()
     crops = [image(2, 3, *size, seed=i).requires_grad_() for i, size in enumerate(CROPS)]
     loss = sum((out * cotangent(out, i)).sum() for i, out in enumerate(map(model, crops)))
@@ -119,9 +119,9 @@ def test_patch_dropout_takes_the_rows_of_the_dense_bias(form, checkpointing):
     torch.manual_seed(9)
     actual = ours.forward_features(x)
     close(actual, expected)
-    theirs, mine = grads(stock, expected), grads(ours, actual)
-    close(torch.stack([mine.pop(f"blocks.{i}.attn.pos_enc.slope") for i in (0, 1)]), slopes.grad)
-    close(mine, theirs)
+    expected_grads, actual_grads = grads(stock, expected), grads(ours, actual)
+    close(torch.stack([actual_grads.pop(f"blocks.{i}.attn.pos_enc.slope") for i in (0, 1)]), slopes.grad)
+    close(actual_grads, expected_grads)
     ours.eval()
     close(ours.forward_features(x), oracle(stock, x, head_masks(stock, distance, slopes.detach())))
 
@@ -136,7 +136,7 @@ def test_patch_dropout_after_additive_encodings(spec):
     close(ours.forward_features(image()), oracle(stock, image(), [None] * 2, extra, keep))
 
 
-def test_jitter_is_one_draw_per_training_pass_and_follows_dropped_tokens():
+def test_jitter_is_drawn_once_per_training_pass_and_follows_dropped_tokens():
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(jitter=0.5)")
     x = image()
@@ -149,19 +149,19 @@ def test_jitter_is_one_draw_per_training_pass_and_follows_dropped_tokens():
     close(actual, oracle(stock, x, [noise + m for m in head_masks(stock, dense(3, 5, 1))]))
     torch.manual_seed(4)
     ours.set_grad_checkpointing()
-    again = ours.forward_features(x)
-    assert torch.equal(again, actual)
-    expected = grads(ours, again)
+    checkpointed = ours.forward_features(x)
+    assert torch.equal(checkpointed, actual)
+    expected = grads(ours, checkpointed)
     ours.set_grad_checkpointing(False)
     torch.manual_seed(4)
     close(grads(ours, ours.forward_features(x)), expected)
     dropping = vispe.convert(tiny(patch_drop_rate=0.5), "alibi2d(jitter=0.5)").train()
     torch.manual_seed(4)
     noise = torch.randn(1, 4, 16, 16) * 0.5
-    rest = torch.get_rng_state()
+    state = torch.get_rng_state()
     torch.manual_seed(4)
     actual = dropping.forward_features(x)
-    torch.set_rng_state(rest)
+    torch.set_rng_state(state)
     keep = torch.cat(
         [torch.zeros(2, 1, dtype=torch.long), torch.argsort(torch.randn(2, 15), -1)[:, :7] + 1], 1
     )
@@ -170,7 +170,7 @@ def test_jitter_is_one_draw_per_training_pass_and_follows_dropped_tokens():
     close(actual, oracle(stock, x, [remaining] * 2, keep=keep))
 
 
-def test_dropout_of_positions_and_attention_is_timms():
+def test_dropout_of_positions_and_attention_equals_timm():
     stock = without_table(
         tiny(pos_drop_rate=0.3, attn_drop_rate=0.3, proj_drop_rate=0.2, drop_path_rate=0.3)
     ).train()
@@ -184,13 +184,13 @@ def test_dropout_of_positions_and_attention_is_timms():
 
 @cases("training", [False, True])
 @cases("spec", ["rope_axial+alibi2d", "seqpe", "gpsa"])
-def test_an_encoding_is_in_the_mode_of_its_model(spec, training):
+def test_an_encoding_has_the_mode_of_its_model(spec, training):
     for model in (tiny().train(training), build("torchvision_vit").train(training)):
         vispe.convert(model, spec)
         assert [n for n, module in model.named_modules() if module.training != training] == []
 
 
-def test_ema_copy_is_a_model_of_its_own():
+def test_ema_copy_is_independent():
     model = vispe.convert(tiny(dynamic_img_size=True), "alibi2d(slopes=learned)").train()
     ema = ModelEmaV3(model, decay=0.5)
     x = image(2, 3, 48, 32)
@@ -203,7 +203,7 @@ def test_ema_copy_is_a_model_of_its_own():
     close(ema.module.blocks[0].attn.pos_enc.slope, old + 1.0)
 
 
-def test_an_optimizer_trains_the_slopes_and_decays_nothing_of_ours():
+def test_an_optimizer_trains_slopes_without_weight_decay():
     model = vispe.convert(tiny(global_pool="avg"), "alibi2d(slopes=learned)+learned").train()
     ours = {n for n, _ in model.named_parameters() if "pos_enc" in n}
     assert ours == {"pos_enc.weight", "blocks.0.attn.pos_enc.slope", "blocks.1.attn.pos_enc.slope"}
@@ -234,14 +234,14 @@ def test_an_optimizer_trains_the_slopes_and_decays_nothing_of_ours():
 
 
 @cases("coarse", [False, True])
-def test_group_matcher_of_the_distilled_model_knows_the_shared_encoding(coarse):
+def test_group_matcher_of_the_distilled_model_includes_the_shared_encoding(coarse):
     model = timm.create_model("deit_tiny_distilled_patch16_224", pos_embed="learned", **SHAPE)
     groups = timm.models.group_parameters(model, model.group_matcher(coarse=coarse))
     assert any({"pos_enc.weight", "patch_embed.proj.weight"} <= set(names) for names in groups.values())
 
 
 @cases("layers", [[1], [0]])
-def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
+def test_random_draws_for_encodings_of_some_layers(layers):
     spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
     model = vispe.convert(tiny(), spec).train()
     assert (model(image()) - model(image())).abs().max() > 1e-3

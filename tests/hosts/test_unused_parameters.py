@@ -1,6 +1,6 @@
-"""Every parameter of an encoding takes part in the loss: DistributedDataParallel waits for all gradients.
+"""Every parameter of an encoding contributes to the loss: DistributedDataParallel waits for all gradients.
 
-A gradient of exactly 0 is allowed: with a class token alone, biases of the last block have no effect.
+A gradient of exactly 0 is allowed: with only a class token, biases of the last block have no effect.
 """
 
 import pytest
@@ -79,7 +79,7 @@ SAMPLE = ["seqpe", "seqpe(mode=attn_scalar)", "peg", "alibi2d(slopes=learned)", 
 
 
 def unused(host, spec):
-    """Return parameters of the encoding without a gradient after one step; None where it is refused."""
+    """Return parameters of the encoding without a gradient after one step; None for unsupported encodings."""
     torch.manual_seed(0)
     model = HOSTS[host]()
     try:
@@ -92,8 +92,8 @@ def unused(host, spec):
     out = getattr(out, "last_hidden_state", out)
     out = out.get("patches") if isinstance(out, dict) else out
     (out * cotangent(out)).sum().backward()
-    mine = [(n, p) for n, p in model.named_parameters() if "pos_enc" in n and p.requires_grad]
-    return [n for n, p in mine if p.grad is None]
+    parameters = [(n, p) for n, p in model.named_parameters() if "pos_enc" in n and p.requires_grad]
+    return [n for n, p in parameters if p.grad is None]
 
 
 @partly(2)
@@ -133,5 +133,5 @@ def test_seqpe_has_one_projection_for_each_layer(host):
     model.load_state_dict(saved)
     state = model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
-    again = vispe.create_encoding(layers[0].config)
-    assert again.state_dict().keys() == layers[0].state_dict().keys()
+    rebuilt = vispe.create_encoding(layers[0].config)
+    assert rebuilt.state_dict().keys() == layers[0].state_dict().keys()

@@ -1,4 +1,4 @@
-"""Which checkpoints load, before and after converting, and what is refused."""
+"""Loading of checkpoints before and after conversion, and rejected checkpoints."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ def test_a_stock_checkpoint_loads_strictly_before_and_after(caplog):
         before, after = tiny(), vispe.convert(tiny(), spec)
         before.load_state_dict(weights)
         vispe.convert(before, spec)
-        own = {k: v.clone() for k, v in after.state_dict().items() if "pos_enc" in k}
+        encodings = {k: v.clone() for k, v in after.state_dict().items() if "pos_enc" in k}
         with caplog.at_level(logging.INFO, logger="vispe"):
             result = after.load_state_dict(weights)
         assert not result.missing_keys
@@ -44,21 +44,21 @@ def test_a_stock_checkpoint_loads_strictly_before_and_after(caplog):
         assert "absolute table is ignored" in caplog.text
         caplog.clear()
         now = after.state_dict()
-        assert all(torch.equal(now[k], v) for k, v in own.items()), "the encoding keeps its values"
+        assert all(torch.equal(now[k], v) for k, v in encodings.items()), "the encoding keeps its values"
         assert all(torch.equal(now[k], v) for k, v in weights.items() if k != "pos_embed")
-        before.load_state_dict({**before.state_dict(), **own})
+        before.load_state_dict({**before.state_dict(), **encodings})
         assert torch.equal(before(image()), after(image()))
     assert "pos_embed" in weights, "the caller's dict is left alone"
 
 
-def test_a_stock_checkpoint_of_a_model_inside_another_loads_strictly():
+def test_a_stock_checkpoint_of_a_nested_model_loads_strictly():
     stock, ours = tiny(), vispe.convert(tiny(), "alibi2d(slopes=learned)")
     outer = torch.nn.ModuleDict({"trunk": ours, "head": torch.nn.Linear(5, 2)})
     outer.load_state_dict(torch.nn.ModuleDict({"trunk": stock, "head": outer["head"]}).state_dict())
     assert torch.equal(ours.cls_token, stock.cls_token)
 
 
-def test_keep_abs_loads_the_table_too():
+def test_keep_abs_loads_the_table():
     source = shake(tiny(), 5)
     ours = vispe.convert(tiny(), "alibi2d(slopes=learned)", keep_abs=True)
     ours.load_state_dict(source.state_dict())
@@ -66,7 +66,7 @@ def test_keep_abs_loads_the_table_too():
 
 
 @cases("spec", ["alibi2d(slopes=learned)", "learned", "alibi2d(slopes=learned)+learned"])
-def test_own_checkpoints_load_strictly_and_partial_ones_raise(spec):
+def test_checkpoints_of_converted_models_load_strictly_and_partial_ones_raise(spec):
     source = shake(vispe.convert(tiny(), spec), 3)
     weights = source.state_dict()
     ours = vispe.convert(tiny(), spec)
@@ -106,7 +106,7 @@ def test_assign_and_meta():
 
 
 def dinosaw(depth=12, learned=False):
-    """A state dict with the keys of the authors' checkpoints of DINOv2 ViT-S/14 with registers."""
+    """Return a state dict with the keys of the authors' checkpoints of DINOv2 ViT-S/14 with registers."""
     torch.manual_seed(3)
     stock = timm.create_model("vit_small_patch14_reg4_dinov2", depth=depth, num_classes=0, img_size=56)
     weights = {k: v.clone() for k, v in shake(stock).state_dict().items() if k != "pos_embed"}
@@ -145,7 +145,7 @@ def test_released_checkpoints_load_by_name(learned, tmp_path):
 @partly(2)
 @cases("name", ["vit_small_patch14_reg4_dinov2", "deit_tiny_distilled_patch16_224", "flexivit_small"])
 @cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "learn+alibi2d"])
-def test_pretrained_through_timms_own_path_also_at_another_size(name, spec, tmp_path):
+def test_pretrained_weights_of_timm_at_another_size(name, spec, tmp_path):
     size = {"img_size": 56} if "dinov2" in name else {"img_size": 64}
     source = shake(timm.create_model(name, **SMALL, **size), 4).eval()
     save_file(source.state_dict(), tmp_path / "model.safetensors")
@@ -191,9 +191,9 @@ def test_local_dir_round_trip(spec, late, tmp_path):
     save_for_hf(model, tmp_path, model_args=extra.get("model_args"))
     saved = json.loads((tmp_path / "config.json").read_text())["model_args"]["pos_embed"]
     assert saved == model._model_args["pos_embed"]
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert torch.equal(again(image()), model(image()))
-    assert again.vispe.spec == model.vispe.spec
+    reloaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert torch.equal(reloaded(image()), model(image()))
+    assert reloaded.vispe.spec == model.vispe.spec
     if "learn+" in spec and RELEASE < (1, 0, 31):
         return  # this timm takes every absolute table for square and cannot resample that of 3 x 5
     larger = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=(32, 48)).eval()
@@ -201,7 +201,7 @@ def test_local_dir_round_trip(spec, late, tmp_path):
     close(larger(image(2, 3, 32, 48)), model(image(2, 3, 32, 48)), 1e-4)
 
 
-def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
+def test_an_encoding_module_provides_its_weights_and_a_json_serialisable_spec():
     facts = {"dim": 32, "num_heads": 4, "depth": 2, "grid": (3, 5)}
     sample = vispe.create_encoding("alibi2d(slopes=learned)+learned", **facts)
     shake(sample)
@@ -239,7 +239,7 @@ def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
         "gta(normalize=train)",
     ],
 )
-def test_the_training_grid_goes_along_when_it_counts(name, spec, tmp_path):
+def test_the_training_grid_is_saved_for_encodings_that_depend_on_it(name, spec, tmp_path):
     sizes = {**SHAPE, "img_size": 32, "embed_dim": 48}
     model = shake(timm.create_model(name, pos_embed=spec, **sizes)).eval()
     save_for_hf(model, tmp_path / "first")
@@ -248,8 +248,8 @@ def test_the_training_grid_goes_along_when_it_counts(name, spec, tmp_path):
     larger = timm.create_model(f"local-dir:{tmp_path / 'first'}", pretrained=True, img_size=(32, 48)).eval()
     assert torch.equal(larger(x), model(x))
     save_for_hf(model, tmp_path / "second")
-    again = timm.create_model(f"local-dir:{tmp_path / 'second'}", pretrained=True).eval()
-    assert torch.equal(again(x), model(x))
+    reloaded = timm.create_model(f"local-dir:{tmp_path / 'second'}", pretrained=True).eval()
+    assert torch.equal(reloaded(x), model(x))
     fresh = vispe.convert(timm.create_model(name, **{**sizes, "img_size": (32, 48)}).eval(), spec)
     fresh.load_state_dict(model.state_dict())
     difference = (fresh(x) - model(x)).abs().max()

@@ -30,10 +30,10 @@ CASES = [
 ]
 
 
-@cases(("images", "files", "pairs", "left"), CASES)
-def test_files_are_matched_by_name(images, files, pairs, left):
+@cases(("images", "files", "pairs", "unmatched"), CASES)
+def test_files_are_matched_by_name(images, files, pairs, unmatched):
     expected = dict(tuple(map(Path, pair.split("="))) for pair in pairs.split())
-    assert match_files(paths(images), paths(files), "labels") == (expected, paths(left))
+    assert match_files(paths(images), paths(files), "labels") == (expected, paths(unmatched))
 
 
 def test_two_files_of_one_image():

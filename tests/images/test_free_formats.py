@@ -23,12 +23,12 @@ def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp
     path = tmp_path / "a.webp"
     Image.fromarray(RGB).save(path, lossless=True)
     np.testing.assert_array_equal(read_image(path).pages[0], RGB)
-    drawn = np.repeat((GREY // 100)[..., None], 3, -1)
-    Image.fromarray(drawn).save(path, lossless=True)
-    np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], drawn[..., 0])
-    with_alpha = np.dstack([drawn, np.full((H, W), 9, np.uint8)])
+    labels = np.repeat((GREY // 100)[..., None], 3, -1)
+    Image.fromarray(labels).save(path, lossless=True)
+    np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], labels[..., 0])
+    with_alpha = np.dstack([labels, np.full((H, W), 9, np.uint8)])
     Image.fromarray(with_alpha).save(path, lossless=True, exact=True)  # an extended file, with a chunk before
-    np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], drawn[..., 0])
+    np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], labels[..., 0])
     for image in (RGB, np.dstack([RGB, GREY])):
         Image.fromarray(image).save(path, quality=60)
         assert read_image(path).pages.shape == (1, H, W, 3)
@@ -76,9 +76,9 @@ def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
     with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
         read_image(path, axes="YX")
     # labels are known by the size of their image
-    drawn = np.stack([GREY // 100] * 2)
-    np.save(path, drawn)
-    np.testing.assert_array_equal(read_labels(path, (2, H, W)).values, drawn)
+    labels = np.stack([GREY // 100] * 2)
+    np.save(path, labels)
+    np.testing.assert_array_equal(read_labels(path, (2, H, W)).values, labels)
 
 
 def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
@@ -144,8 +144,8 @@ def test_pfm_with_missing_data_axes_and_labels(tmp_path):
     np.testing.assert_array_equal(read_image(path, axes="yxz").pages[..., 0], values.transpose(2, 0, 1))
     with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
         read_image(path, axes="YX")
-    drawn = write_pfm(tmp_path / "b.pfm", GREY // 100)
-    np.testing.assert_array_equal(read_labels(drawn, (1, H, W)).values[0], GREY // 100)
+    labels = write_pfm(tmp_path / "b.pfm", GREY // 100)
+    np.testing.assert_array_equal(read_labels(labels, (1, H, W)).values[0], GREY // 100)
     write_pfm(path, np.full((2, 3), np.nan))
     with pytest.raises(InputError, match="holds no data: all 6 pixels are NaN"):
         read_image(path)
@@ -187,9 +187,9 @@ def test_pfm_that_is_truncated_or_too_long_is_refused(tmp_path):
 
 def test_pfm_is_segmented(tmp_path, monkeypatch):
     values = np.where(np.arange(40) < 20, 0.25, 0.75) + RNG.normal(0, 0.02, (33, 40))
-    drawn = np.zeros(values.shape, np.uint8)
-    drawn[4:8, 3:9], drawn[20:24, 30:36] = 1, 2
-    np.save(tmp_path / "drawn.npy", drawn)
+    labels = np.zeros(values.shape, np.uint8)
+    labels[4:8, 3:9], labels[20:24, 30:36] = 1, 2
+    np.save(tmp_path / "drawn.npy", labels)
     write_pfm(tmp_path / "a.pfm", values)
     monkeypatch.chdir(tmp_path)
     assert main(["segment", "a.pfm", "--labels", "drawn.npy", "--features", "filters", "-o", "out"]) == 0

@@ -29,18 +29,18 @@ def folder(tmp_path, monkeypatch):
     mask[:, 20:] = 1
     save("a.png", np.where(mask, 60, 180) + rng.integers(0, 20, SIZE))
     save("b.png", np.where(mask, 70, 190) + rng.integers(0, 20, SIZE))
-    drawn = np.where(rng.random(SIZE) < 0.2, mask + 1, 0)
-    save("a_labels.png", drawn)
-    np.save("drawn.npy", drawn)
+    scribbles = np.where(rng.random(SIZE) < 0.2, mask + 1, 0)
+    save("a_labels.png", scribbles)
+    np.save("drawn.npy", scribbles)
     return tmp_path
 
 
 def vispe(capsys, words):
     """Run the command -> exit code, stdout, stderr."""
     code = main(words.split() if isinstance(words, str) else words)
-    shown = capsys.readouterr()
-    assert "Traceback" not in shown.err
-    return code, shown.out, shown.err
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return code, captured.out, captured.err
 
 
 def refused(capsys, words, *parts):
@@ -134,9 +134,9 @@ def test_a_class_without_labels_remains_with_a_warning(capsys):
 
 
 def test_a_class_of_few_pixels_remains_with_a_warning(capsys):
-    drawn = np.load("drawn.npy")
-    drawn[0, :3] = 3
-    save("a_labels.png", drawn)
+    scribbles = np.load("drawn.npy")
+    scribbles[0, :3] = 3
+    save("a_labels.png", scribbles)
     code, _, err = vispe(capsys, f"segment a.png {LEARN}")
     assert code == 0
     assert "only 3 labelled pixels" in err
@@ -160,9 +160,9 @@ def test_an_image_of_nan_only_is_refused(capsys):
 
 def test_an_image_smaller_than_a_patch_is_padded_with_a_warning(capsys):
     save("s.png", np.random.default_rng(0).integers(0, 255, (9, 30)))
-    drawn = np.zeros((9, 30))
-    drawn[2, :15], drawn[6, 15:] = 1, 2
-    save("d.png", drawn)
+    scribbles = np.zeros((9, 30))
+    scribbles[2, :15], scribbles[6, 15:] = 1, 2
+    save("d.png", scribbles)
     code, _, err = vispe(
         capsys,
         "segment s.png --labels d.png --model test_vit --weights random --classifier logistic -o out",
@@ -233,11 +233,11 @@ def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
 def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
     plain = prediction.predict_page
 
-    def stopped(page, *rest):
+    def stopped(page, *args):
         if stopped.calls:
             raise KeyboardInterrupt
         stopped.calls += 1
-        return plain(page, *rest)
+        return plain(page, *args)
 
     stopped.calls = 0
     monkeypatch.setattr(prediction, "predict_page", stopped)

@@ -59,8 +59,10 @@ def by_hand(
     """What the command does with one image, from the same public parts but without anything stored."""
     features = Features(config)
     pages, _ = normalize(image)
-    shown = [(p, v) for p, v, own in zip(pages, image.valid, labels, strict=True) if own.any()]
-    features.fit(shown)
+    labelled = [
+        (p, v) for p, v, page_labels in zip(pages, image.valid, labels, strict=True) if page_labels.any()
+    ]
+    features.fit(labelled)
     masks = (labels > 0) & image.valid
     actual = [
         features.prepare(p, v).gather(m) for p, v, m in zip(pages, image.valid, masks, strict=True) if m.any()
@@ -132,8 +134,8 @@ def test_the_command_and_the_saved_model_agree(tmp_path, kind):
 
     live.save(tmp_path / "mine.vispe")
     pipeline.apply(tmp_path / "mine.vispe", [tmp_path / "a.png"], tmp_path / "again")
-    again = np.asarray(Image.open(tmp_path / "again" / "a_seg.png"))
-    np.testing.assert_array_equal(again[clear], written[clear])
+    reloaded = np.asarray(Image.open(tmp_path / "again" / "a_seg.png"))
+    np.testing.assert_array_equal(reloaded[clear], written[clear])
     with pytest.raises(InputError, match="exists; add --force"):
         live.save(tmp_path / "mine.vispe")
     live.save(tmp_path / "mine.vispe", force=True)
@@ -199,9 +201,9 @@ def test_pages_of_a_stack_share_one_classifier(config):
     live.select_page(2)
     assert_same(live.predict(), expected[2])
     assert_same(live.predict(0), expected[0])
-    alone = np.zeros(pages.shape, np.uint8)
-    alone[2] = labels[2]
-    fresh = Live(image, page=2, features=config, classifier="logistic").update(alone)
+    single_page = np.zeros(pages.shape, np.uint8)
+    single_page[2] = labels[2]
+    fresh = Live(image, page=2, features=config, classifier="logistic").update(single_page)
     live.draw(np.zeros_like(labels[0]), page=0)
     np.testing.assert_array_equal(live.update(labels[2]).prob, fresh.prob)
     assert live.model.notes["pages"] == [2]
@@ -346,9 +348,9 @@ def test_labels_that_cannot_be_used(labels, error, text):
 
 def test_prediction_without_a_model_and_unknown_pages_are_refused(tmp_path):
     live = Live(micrograph(synthetic_image(40, 37)), features=FILTERS)
-    for ask in (live.predict, lambda: live.save(tmp_path / "m.vispe")):
+    for call in (live.predict, lambda: live.save(tmp_path / "m.vispe")):
         with pytest.raises(InputError, match=r"there is no model yet\. Label at least 2 classes"):
-            ask()
+            call()
     with pytest.raises(InputError, match=r"page 1 does not exist in image, which has pages 0 to 0"):
         live.select_page(1)
     with pytest.raises(InputError, match="page -1 does not exist"):

@@ -33,8 +33,8 @@ def scene(height=60, width=83, seed=0):
         cy, cx = rng.integers(0, height), rng.integers(0, width)
         mask |= ((y - cy) ** 2 + (x - cx) ** 2 < 64).astype(np.uint8)
     grey = np.where(mask, 80, 170) + rng.normal(0, 12, mask.shape)
-    drawn = np.where(rng.random(mask.shape) < 0.06, mask + 1, 0).astype(np.uint8)
-    return np.clip(grey, 0, 255).astype(np.uint8), mask, drawn
+    scribbles = np.where(rng.random(mask.shape) < 0.06, mask + 1, 0).astype(np.uint8)
+    return np.clip(grey, 0, 255).astype(np.uint8), mask, scribbles
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def many(tmp_path, count=3):
     (tmp_path / "labels").mkdir()
     (tmp_path / "masks").mkdir()
     for number in range(count):
-        grey, mask, drawn = scene(seed=number)
+        grey, mask, scribbles = scene(seed=number)
         Image.fromarray(grey).save(tmp_path / "images" / f"i{number}.png")
         Image.fromarray(mask).save(tmp_path / "masks" / f"i{number}.png")
         if number != 1:
-            Image.fromarray(drawn).save(tmp_path / "labels" / f"i{number}_labels.png")
+            Image.fromarray(scribbles).save(tmp_path / "labels" / f"i{number}_labels.png")
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
         "report.csv",
         "report.html",
     }
-    grey, _, drawn = scene()
+    grey, _, scribbles = scene()
     labels = np.asarray(Image.open(out / "a_seg.png"))
     prob = tifffile.imread(out / "a_prob.tif").squeeze()
     assert labels.dtype == np.uint8
@@ -91,13 +91,13 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
     assert saved == json.loads(json.dumps(report.as_dict()))
     record = saved["images"][0]
     assert record["scores"]["miou"] > 0.9
-    assert record["scores"]["n_pixels"] == int((drawn == 0).sum())
+    assert record["scores"]["n_pixels"] == int((scribbles == 0).sum())
     assert record["map_fractions"]["disc"] == pytest.approx((labels == 2).mean())
     low, high = record["fractions_ci95"]["disc"]
     assert low <= record["fractions"]["disc"] <= high
     assert saved["training"]["labelled_pixels"] == {
-        "ground": int((drawn == 1).sum()),
-        "disc": int((drawn == 2).sum()),
+        "ground": int((scribbles == 1).sum()),
+        "disc": int((scribbles == 2).sum()),
     }
     assert saved["peak_memory_mb"]["process"] > 10
     assert saved["versions"]["vispe"]
@@ -129,13 +129,13 @@ def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
 def test_a_rotated_image_has_the_rotated_result(folder, channels):
     rng = np.random.default_rng(0)
     # even sides are padded equally on both ends
-    grey, drawn = (np.asarray(Image.open(folder / f"{name}.png"))[:, :82] for name in ("a", "drawn"))
+    grey, scribbles = (np.asarray(Image.open(folder / f"{name}.png"))[:, :82] for name in ("a", "drawn"))
     image = np.clip(grey[..., None] + rng.normal(0, 30, (*grey.shape, channels)), 0, 255).astype(np.uint8)
     actual = []
     for turns in range(4):
         name = f"{channels}_{turns}"
         Image.fromarray(np.rot90(image, turns).squeeze()).save(folder / f"{name}.png")
-        Image.fromarray(np.rot90(drawn, turns)).save(folder / f"{name}_labels.png")
+        Image.fromarray(np.rot90(scribbles, turns)).save(folder / f"{name}_labels.png")
         segment([folder / f"{name}.png"], folder / name, labels=[folder / f"{name}_labels.png"])
         labels = np.asarray(Image.open(folder / name / f"{name}_seg.png"))
         actual.append(np.rot90(labels, -turns))
@@ -154,8 +154,8 @@ def test_the_tile_does_not_change_the_filters(folder):
         features=FeatureConfig(tile=24),
     )
     assert run_in_tiles.images[0]["tile_disagreement"] is None
-    whole, tiled = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "tiles"))
-    np.testing.assert_allclose(whole, tiled, atol=1e-5)
+    untiled, tiled = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "tiles"))
+    np.testing.assert_allclose(untiled, tiled, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -257,10 +257,10 @@ def test_smoothing_and_small_patches(folder):
 def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
     plain = prediction.predict_page
 
-    def small_only(page, valid, features, *rest):
+    def small_only(page, valid, features, *args):
         if features.tile is None or features.tile > 128:
             raise MemoryError
-        return plain(page, valid, features, *rest)
+        return plain(page, valid, features, *args)
 
     monkeypatch.setattr(prediction, "predict_page", small_only)
     report = run(folder)
@@ -282,17 +282,17 @@ def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):
 
 def test_a_watcher_hears_of_everything(tmp_path):
     many(tmp_path)
-    heard = []
+    events = []
 
     class Ears(ProgressCallbacks):
         def start(self, what, total):
-            heard.append((what, total))
+            events.append((what, total))
 
         def step(self, share):
-            heard.append(share)
+            events.append(share)
 
         def done(self, record):
-            heard.append(Path(record["image"]).stem)
+            events.append(Path(record["image"]).stem)
 
     segment(
         [tmp_path / "images"],
@@ -301,8 +301,8 @@ def test_a_watcher_hears_of_everything(tmp_path):
         classifier="logistic",
         watch=Ears(),
     )
-    last = heard.index(("segmenting", 3))
-    assert heard[last + 1 :] == [1.0, "i0", 1.0, "i1", 1.0, "i2"]
+    last = events.index(("segmenting", 3))
+    assert events[last + 1 :] == [1.0, "i0", 1.0, "i1", 1.0, "i2"]
 
 
 @pytest.mark.slow
@@ -342,8 +342,8 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         Image.open(out / f"{stem}_overlay.png").load()
     saved = json.loads((out / "report.json").read_text())
     assert len(saved["images"]) >= 1
-    rest = [tmp_path / "images" / f"i{n}.png" for n in range(6) if f"i{n}" not in finished]
-    assert apply(out / MODEL_NAME, rest, tmp_path / "rest").exit_code == 0
+    remaining = [tmp_path / "images" / f"i{n}.png" for n in range(6) if f"i{n}" not in finished]
+    assert apply(out / MODEL_NAME, remaining, tmp_path / "rest").exit_code == 0
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
@@ -366,11 +366,11 @@ def test_stained_nuclei_are_segmented_as_well_as_by_the_reference(tmp_path, kind
 
 @pytest.mark.slow
 def test_duplicate_folders_count_once_and_equal_names_are_refused(tmp_path):
-    grey, _, drawn = scene()
+    grey, _, scribbles = scene()
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         Image.fromarray(grey).save(tmp_path / folder / "a.png")
-    Image.fromarray(drawn).save(tmp_path / "a_labels.png")
+    Image.fromarray(scribbles).save(tmp_path / "a_labels.png")
     labels, features = [tmp_path / "a_labels.png"], FeatureConfig(sigmas=(1.0,))
     twice = [tmp_path / "one", tmp_path / "one" / ".." / "one", tmp_path / "one" / "a.png"]
     report = segment(twice, tmp_path / "out", labels=labels, features=features)

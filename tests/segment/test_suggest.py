@@ -197,8 +197,8 @@ def test_the_command_with_strokes(tmp_path, capsys):
     assert actual["classes"] == ["dark", "grey"]
     assert lines[0].startswith(f"1: x={expected[0]['x']} y={expected[0]['y']} radius=3 px, ")
     assert lines[-1] == f"-> {tmp_path / 'out' / 'a_suggest.png'}"
-    shown = np.asarray(Image.open(tmp_path / "out" / "a_suggest.png"))
-    assert shown.shape == (360, 510, 3)
+    figure = np.asarray(Image.open(tmp_path / "out" / "a_suggest.png"))
+    assert figure.shape == (360, 510, 3)
     assert main(["suggest", str(image), *words]) == 2
     assert "exist; add --force" in capsys.readouterr().err
     assert main(["suggest", str(image), *words, "--force", "--json"]) == 0

@@ -20,11 +20,11 @@ def data(tmp_path):
     truth = np.zeros((40, 48), np.uint8)
     truth[:, 20:] = 1
     grey = np.where(truth, 200, 60) + np.random.default_rng(0).normal(0, 20, truth.shape)
-    drawn = np.where(np.random.default_rng(1).random(truth.shape) < 0.1, truth + 1, 0).astype(np.uint8)
+    scribbles = np.where(np.random.default_rng(1).random(truth.shape) < 0.1, truth + 1, 0).astype(np.uint8)
     for folder, array in (
         ("images", grey.clip(0, 255).astype(np.uint8)),
         ("masks", truth),
-        ("scribbles", drawn),
+        ("scribbles", scribbles),
     ):
         (tmp_path / "steel" / folder).mkdir(parents=True)
         Image.fromarray(array).save(tmp_path / "steel" / folder / "a.png")

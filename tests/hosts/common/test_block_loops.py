@@ -1,4 +1,4 @@
-"""Blocks that are called without the model: an error instead of attention without the encoding, and `positions_for`."""
+"""Blocks called without the model: an error instead of attention without the encoding, and `positions_for`."""
 
 import threading
 
@@ -135,7 +135,7 @@ def features(model, x):
 
 
 def sized(host):
-    """Images and their grid; the table of Dinov2 is square."""
+    """Return images and their grid; the table of Dinov2 is square."""
     return (IMAGE[..., :32], (2, 2)) if host is _dinov2 else (IMAGE, (2, 3))
 
 
@@ -145,7 +145,7 @@ HOSTS = (_plain, _dynamic, _eva, _naflex, _tower, _custom_tower, _dinov2, _hf_vi
 @partly(2)
 @cases("spec", SPECS)
 @cases("host", HOSTS, ids=lambda host: host.__name__[1:])
-def test_blocks_raise_alone_and_are_right_inside(host, spec):
+def test_blocks_raise_outside_positions_for_and_are_exact_inside(host, spec):
     additive = spec.startswith("sincos")
     if host in (_dinov2, _hf_vit) and additive:
         pytest.skip("transformers' towers take no additive encoding")
@@ -165,7 +165,7 @@ def test_blocks_raise_alone_and_are_right_inside(host, spec):
 
 
 @cases("host", HOSTS, ids=lambda host: host.__name__[1:])
-def test_the_own_table_alone_needs_nothing(host):
+def test_an_absolute_table_needs_no_positions(host):
     model, loop = host("learn")
     x, _ = sized(host)
     with torch.no_grad():
@@ -182,13 +182,13 @@ def test_additive_encodings_are_in_the_tokens(host, spec):
         close(loop(model, IMAGE), features(model, IMAGE), 1e-6)
 
 
-def test_encodings_that_read_the_image_say_so():
+def test_encodings_that_read_the_image_raise():
     model = vit("loope")
     with pytest.raises(ShapeError, match="image"):
         model._pos_embed(model.patch_embed(IMAGE))
 
 
-def test_samplers_and_hand_made_tokens():
+def test_samplers_and_custom_tokens():
     model = vit("jitter+sincos2d").train()
     with pytest.raises(UnsupportedCombination, match="jitter"):
         model._pos_embed(model.patch_embed(IMAGE))
@@ -261,7 +261,7 @@ def test_one_index_for_all_samples_and_another_one_in_later_blocks():
 
 @cases("spec", ["alibi2d", "rope_axial", "irpe"])
 def test_prompts_are_prefix_tokens(spec):
-    """Prompts have no position: with as many registers, the model itself computes the same."""
+    """Prompts have no position; a model with as many registers gives the same output."""
     model, more = vit(spec), vit(spec, reg_tokens=4)
     more.load_state_dict({**model.state_dict(), "reg_token": more.reg_token})
     prompts = more.reg_token.data[:, 1:]
@@ -276,7 +276,7 @@ def test_prompts_are_prefix_tokens(spec):
 @cases("reentrant", [True, False])
 @cases("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
 def test_checkpointed_blocks(spec, reentrant, inside):
-    """A statement that has ended cannot serve the backward pass; positions that are an argument can."""
+    """A closed context cannot serve the backward pass; positions passed as an argument can."""
     model, other = vit(spec), torch.randn(2, 8, 32)
     x = model._pos_embed(model.patch_embed(IMAGE)).detach().requires_grad_()
 
@@ -349,7 +349,7 @@ def test_masks_of_the_user_are_added():
     close(results[0], results[1], 1e-5)
 
 
-def test_each_model_has_its_own():
+def test_contexts_of_two_models_are_independent():
     one, two = vit("alibi2d"), vit("rope_mixed")
     a, b = (m._pos_embed(m.patch_embed(IMAGE)) for m in (one, two))
     with vispe.positions_for(one, (2, 3)), vispe.positions_for(two, (2, 3)):
@@ -363,7 +363,7 @@ def test_each_model_has_its_own():
         assert not torch.equal(one.norm(one.blocks(a)), one.forward_features(IMAGE))
 
 
-def test_other_threads_see_nothing():
+def test_positions_are_local_to_a_thread():
     model, errors = vit("alibi2d"), []
 
     def run():
@@ -398,7 +398,7 @@ def test_wrong_arguments():
         vispe.positions_for(vit("gpsa(layers=[0], late_prefix=true)"), (2, 3))
 
 
-def test_models_whose_layers_know_their_grid():
+def test_models_whose_layers_store_their_grid():
     swin = timm.models.SwinTransformer(
         img_size=32, patch_size=4, window_size=4, embed_dim=16, depths=(1,), num_heads=(2,)
     )
@@ -419,17 +419,17 @@ def test_compiled_blocks():
     close(block(x, positions), expected, 1e-5)
     close(block(x, other), model.blocks[0](x, other), 1e-5)
     torch._dynamo.reset()
-    whole = torch.compile(model.blocks[0], backend="eager", fullgraph=True)
-    close(whole(x, positions), expected, 1e-5)
-    close(whole(x, other), model.blocks[0](x, other), 1e-5)
+    compiled = torch.compile(model.blocks[0], backend="eager", fullgraph=True)
+    close(compiled(x, positions), expected, 1e-5)
+    close(compiled(x, other), model.blocks[0](x, other), 1e-5)
     with (
         positions,
         pytest.raises(torch._dynamo.exc.Unsupported, match="Pass the value"),
     ):
-        whole(x)
+        compiled(x)
 
 
-def test_a_loop_like_that_of_masked_autoencoders():
+def test_a_loop_over_blocks_of_masked_autoencoders():
     """Libraries of masked image modelling assemble tokens and run ``vit.blocks`` themselves."""
 
     class Masked(torch.nn.Module):
@@ -464,8 +464,8 @@ class MergedBlock(Block):
 
 
 @cases("spec", ["alibi2d", "rope_mixed", "learn+irpe", "peg"])
-def test_exchanged_classes_are_noticed(spec):
-    """Token merging libraries put classes of their own in place of those of blocks and attention."""
+def test_replaced_classes_of_blocks_are_detected(spec):
+    """Token merging libraries replace the classes of blocks and attention."""
     model = vit(spec)
     for module in model.modules():
         if isinstance(module, Block):

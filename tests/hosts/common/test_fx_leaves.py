@@ -1,4 +1,4 @@
-"""torch.fx and torch.jit follow converted models as they follow stock ones."""
+"""Tracing of converted models by torch.fx and torch.jit."""
 
 import pickle
 
@@ -54,19 +54,19 @@ def eva(**options) -> Eva:
 
 
 def deep(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Gradients under the names that the parameters have in a graph, too."""
+    """Return gradients under the names that parameters have in a graph."""
     return grads(model, model(image()), drop="nothing")
 
 
 @pytest.mark.parametrize(("spec", "dynamic"), [*FIXED_SIZE, *FREE_SIZE])
-def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spec, dynamic):
+def test_a_symbolic_trace_equals_the_model_and_has_free_sizes(spec, dynamic):
     model = vispe.convert(tiny(dynamic_img_size=dynamic), spec)
     graph = torch.fx.symbolic_trace(model)
     for size in ((2, 3, 24, 40), *(((1, 3, 40, 16), (3, 3, 16, 64)) if dynamic else ())):
         assert torch.equal(graph(image(*size)), model(image(*size)))
     close(deep(graph), deep(model))
-    again = pickle.loads(pickle.dumps(graph))
-    assert torch.equal(again(image()), model(image()))
+    reloaded = pickle.loads(pickle.dumps(graph))
+    assert torch.equal(reloaded(image()), model(image()))
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spe
 @pytest.mark.parametrize(
     "options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str
 )
-def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
+def test_feature_extractors_of_timm_return_the_outputs_of_the_modules(options, spec):
     if options.pop("rotated", False):
         model = eva()
     else:
@@ -114,7 +114,7 @@ def test_a_graph_takes_masks_at_run_time():
     close(graph(image(), is_causal=True), model(image(), attn_mask=mask))
 
 
-def test_a_graph_refuses_an_image_of_another_grid():
+def test_a_graph_rejects_images_of_another_grid():
     model = vispe.convert(tiny(), "alibi2d")
     model.patch_embed.strict_img_size = False
     graph = torch.fx.symbolic_trace(model)
@@ -124,10 +124,10 @@ def test_a_graph_refuses_an_image_of_another_grid():
 
 
 def test_features_only_by_fx():
-    made = {"img_size": 64, "features_only": True, "out_indices": (1, 2)}
+    feature_options = {"img_size": 64, "features_only": True, "out_indices": (1, 2)}
     for options in ({}, {"feature_cls": "fx"}):
         torch.manual_seed(0)
-        model = timm.create_model("test_vit", pos_embed="alibi2d", **made, **options).eval()
+        model = timm.create_model("test_vit", pos_embed="alibi2d", **feature_options, **options).eval()
         actual = model(image(2, 3, 64, 64))
         if not options:
             expected = actual
@@ -135,7 +135,7 @@ def test_features_only_by_fx():
         assert torch.equal(ours[:, 1:].transpose(1, 2).unflatten(2, (4, 4)), theirs)
 
 
-def test_timm_knows_every_node():
+def test_every_node_is_registered_with_timm():
     assert set(fx_leaves.NODES) <= set(get_notrace_functions())
 
 
@@ -149,26 +149,26 @@ MAPS = {
 
 
 def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
-    """Attention of every layer in float64, from what `vispe.evaluate` reads of queries, keys, bias and rotation."""
+    """Return the attention of every layer in float64, from recorded queries, keys, bias and rotation."""
     from vispe.backbones.attention_recorder import record_attention
 
     actual = []
 
-    def look(recorded) -> None:
+    def append_map(recorded) -> None:
         call = recorded.call
         q, k, _ = call.transformed()
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
         bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor)
         actual.append((logits if bias is None else logits + bias.double()).softmax(-1))
 
-    record_attention(model, x, look)
+    record_attention(model, x, append_map)
     return actual
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
 @pytest.mark.parametrize("host", MAPS)
-def test_attention_maps_of_timm_are_those_of_float64(host, spec):
+def test_attention_maps_of_timm_equal_float64(host, spec):
     make, options, name = MAPS[host]
     model = vispe.convert(make(**options), spec)
     set_fused(model, True)
@@ -183,7 +183,7 @@ def test_attention_maps_of_timm_are_those_of_float64(host, spec):
             close(actual.double(), exact.expand_as(actual), tol=1e-6)
 
 
-def test_hooks_on_the_weights_change_what_attention_gives():
+def test_hooks_on_attention_weights_change_the_output():
     model = vispe.convert(tiny(), "alibi2d")
     set_fused(model, False)
     before = model(image())
@@ -197,7 +197,7 @@ def test_hooks_on_the_weights_change_what_attention_gives():
 @pytest.mark.parametrize(
     "make", [{"attn_layer": "diff"}, {"block_fn": DiffParallelScalingBlock}], ids=["diff", "side"]
 )
-def test_differential_attention_shows_its_maps_in_the_order_of_timm(make):
+def test_maps_of_differential_attention_have_the_order_of_timm(make):
     model = tiny(pos_embed="none", **make)
     set_fused(model, False)
     masks = head_masks(model, dense(3, 5, 1))
@@ -215,7 +215,7 @@ def test_differential_attention_shows_its_maps_in_the_order_of_timm(make):
         close(ours, stock, tol=1e-6)
 
 
-def test_dropout_of_the_weights_is_that_of_the_layer_in_training():
+def test_attention_dropout_follows_the_mode_of_the_layer():
     model = vispe.convert(tiny(attn_drop_rate=0.5), "alibi2d").train()
     set_fused(model, False)
     remaining = []
@@ -228,7 +228,7 @@ def test_dropout_of_the_weights_is_that_of_the_layer_in_training():
         close(after[after != 0], 2 * before[after != 0])
 
 
-def test_the_switch_of_timm_gives_maps():
+def test_disabling_fused_attention_exposes_maps():
     set_fused_attn(False)
     try:
         model = timm.create_model("test_vit", pos_embed="alibi2d", img_size=64).eval()
@@ -249,7 +249,7 @@ def test_the_switch_of_timm_gives_maps():
         *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in QUARTERS[2].items()),
     ],
 )
-def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):
+def test_a_jit_trace_equals_the_model_and_rejects_other_sizes(make, spec):
     model = make()
     if spec == "peg" and isinstance(model, NaFlexVit):
         spec = "gta"  # peg is refused there

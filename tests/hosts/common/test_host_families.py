@@ -1,4 +1,4 @@
-"""The one list of families: every supported model has one, and libraries are imported on demand."""
+"""The list of families: every supported model has one, and libraries are imported on demand."""
 
 import warnings
 
@@ -62,7 +62,7 @@ def test_libraries_are_imported_on_demand():  # see timm/test_patch_constructors
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "open_clip", "transformers ViT"])
-def test_warnings_name_the_line_of_the_caller(name):
+def test_warnings_have_the_line_of_the_caller(name):
     model = MODELS[name][0]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Attention layers behind wrappers: converting before and after, weights, restoring."""
+"""Attention layers inside wrappers: conversion before and after wrapping, weights, restoring."""
 
 import copy
 
@@ -103,7 +103,7 @@ def test_wrapped_after_conversion(host, wrapper):
 @cases("wrapper", list(WRAPPERS)[:2])
 @cases("host", HOSTS)
 def test_wrapped_before_conversion(host, wrapper):
-    """Known wrappers hand on all arguments."""
+    """Supported wrappers pass all arguments."""
     model, plain = HOSTS[host](), HOSTS[host]()
     WRAPPERS[wrapper](model)
     torch.manual_seed(1)
@@ -114,7 +114,7 @@ def test_wrapped_before_conversion(host, wrapper):
 
 
 @cases("host", ["timm", "open_clip"])
-def test_unknown_layers_are_named(host):
+def test_the_error_names_unsupported_layers(host):
     model = HOSTS[host]()
     WRAPPERS["own attention"](model)
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_unknown_layers_are_named(host):
 @cases("order", ["convert first", "adapter first"])
 @cases("host", HOSTS)
 def test_adapters(host, order, spec):
-    """LoRA wraps `nn.MultiheadAttention` as a whole."""
+    """LoRA wraps the entire `nn.MultiheadAttention`."""
     targets = {"timm": ["qkv", "proj"], "open_clip": ["attn"], "torchvision": ["self_attention"]}[host]
     config = peft.LoraConfig(target_modules=targets, r=2, init_lora_weights=False)
     model = HOSTS[host]()

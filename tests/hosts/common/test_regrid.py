@@ -1,4 +1,4 @@
-"""Tables for one grid go into models for images of another size as the forward pass would read them."""
+"""Tables for one grid are resampled on loading into models of another image size, as in the forward pass."""
 
 import logging
 
@@ -32,7 +32,7 @@ def converted(spec, size, seed):
 
 
 def moved(model, size):
-    """What the encoding itself makes of another size of images."""
+    """Return the table that the encoding computes for another image size."""
     model.set_input_size(size)
     return model
 
@@ -59,8 +59,8 @@ def test_a_table_is_resampled_as_the_forward_pass_does(spec, old, new, caplog):
         assert all(torch.equal(state[name], value) for name, value in remaining.items())
 
 
-def test_equal_counts_of_other_grids():
-    """9 x 4 and 6 x 6 have as many cells; (2 x 8) and (3 x 5) as many offsets."""
+def test_grids_with_equal_token_counts():
+    """9 x 4 and 6 x 6 have equal numbers of cells; (2 x 8) and (3 x 5) equal numbers of offsets."""
     for spec, old, new in (("learned", (72, 32), (48, 48)), ("rpb", (16, 64), (24, 40))):
         theirs, ours = converted(spec, old, 5), converted(spec, new, 1)
         ours.load_state_dict(theirs.state_dict())
@@ -70,7 +70,7 @@ def test_equal_counts_of_other_grids():
 
 @partly(4)
 @cases("spec", SPECS)
-def test_without_a_saved_grid_equal_sides_are_assumed(spec, tmp_path):
+def test_the_grid_defaults_to_a_square(spec, tmp_path):
     x = image(2, 3, 24, 40)
     square, wide = converted(spec, (32, 32), 5), converted(spec, (56, 48), 5)
     for path in (tmp_path / "a.pth", tmp_path / "a.safetensors"):
@@ -119,7 +119,7 @@ def test_dtypes_and_gradients(dtype):
     assert torch.equal(ours.blocks[1].attn.pos_enc.relative_position_bias_table, table)
 
 
-def test_a_matrix_over_all_cells_is_refused():
+def test_a_matrix_over_all_cells_is_rejected():
     spec = "loope.released"
     theirs, ours = converted(spec, (32, 32), 5), converted(spec, (24, 40), 1)
     for weights in (theirs.state_dict(), dict(theirs.state_dict())):
@@ -133,7 +133,7 @@ def test_a_matrix_over_all_cells_is_refused():
     assert torch.equal(remaining(x), moved(theirs, (24, 40))(x))
 
 
-def test_attention_of_ones_own_and_a_window():
+def test_custom_attention_and_a_window():
     weights = shake(
         vispe.Attention(32, 4, vispe.create_encoding("rpb", num_heads=4, grid=(3, 4))), 5
     ).state_dict()
@@ -143,10 +143,10 @@ def test_attention_of_ones_own_and_a_window():
     ours.load_state_dict(weights)
     x, grid = torch.randn(2, 20, 32), vispe.Grid((4, 5))
     torch.testing.assert_close(ours(x, grid), theirs(x, grid))
-    whole = converted("rpb(window=[3,4])", (32, 32), 5)
+    model = converted("rpb(window=[3,4])", (32, 32), 5)
     fresh = converted("rpb(window=[3,4])", (24, 40), 1)
-    fresh.load_state_dict(whole.state_dict())
-    assert torch.equal(fresh(image()), moved(whole, (24, 40))(image()))
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(image()), moved(model, (24, 40))(image()))
 
 
 @pytest.mark.parametrize("spec", ["learned", "rpb", "loope.cells"])

@@ -1,4 +1,4 @@
-"""Weights of one encoding never go silently into a model with another; stock weights load into all."""
+"""Loading the weights of one encoding into a model with another raises; stock weights load into all models."""
 
 import copy
 import itertools
@@ -36,12 +36,12 @@ NAMES = {"eva": "eva02_tiny_patch14_224", "naflex": "naflexvit_base_patch16_gap"
 NAMES |= {"distilled": "deit_tiny_distilled_patch16_224", "hybrid": "vit_tiny_r_s16_p8_224"}
 
 
-def made(spec, seed=0, **options):
+def converted(spec, seed=0, **options):
     return shake(vispe.convert(tiny(**options), spec), seed).eval()
 
 
 def named(spec):
-    """What a spec is called: with the ratio of irpe, which an encoding knows and a spec may omit."""
+    """Return a pattern for the printed spec, with the default ratio of irpe."""
     full = spec.replace("irpe(on=qk)", "irpe(on=qk,ratio=1.9)")
     return re.escape(repr(re.sub(r"irpe(?!\()", "irpe(ratio=1.9)", full)))
 
@@ -49,10 +49,10 @@ def named(spec):
 @partly(6)
 @cases("source", SPECS)
 def test_every_pair_of_encodings(source):
-    theirs = made(source, 5)
+    theirs = converted(source, 5)
     weights = theirs.state_dict()
     for spec in SPECS:
-        ours = made(spec, 1)
+        ours = converted(spec, 1)
         before = copy.deepcopy(dict(ours.state_dict()))
         if spec == source:
             assert not any(ours.load_state_dict(weights))
@@ -67,18 +67,18 @@ def test_every_pair_of_encodings(source):
 
 @pytest.mark.parametrize("source", slow_except(SPECS, SPECS[::3]))
 def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
-    theirs = made(source, 5)
+    theirs = converted(source, 5)
     weights = dict(theirs.state_dict())
     of = {name for name in weights if "pos_enc." in name}
     for spec in SPECS:
-        ours = made(spec, 1)
-        own = {name: value.clone() for name, value in ours.state_dict().items() if "pos_enc." in name}
+        ours = converted(spec, 1)
+        initial = {name: value.clone() for name, value in ours.state_dict().items() if "pos_enc." in name}
         table = ("pos_embed" in weights) - (spec == "learn+alibi2d")
         caplog.clear()
-        if (of and of != set(own)) or table == -1:
+        if (of and of != set(initial)) or table == -1:
             with pytest.raises(RuntimeError):
                 ours.load_state_dict(weights)
-        elif of and any(weights[name].shape != own[name].shape for name in own):
+        elif of and any(weights[name].shape != initial[name].shape for name in initial):
             with pytest.raises(RuntimeError, match="size mismatch"):
                 ours.load_state_dict(weights)
         elif table == 1 and of:
@@ -86,12 +86,12 @@ def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
                 ours.load_state_dict(weights)
         else:  # equal names, or nothing that tells
             ours.load_state_dict(weights)
-            fresh = bool(own) and not of
+            fresh = bool(initial) and not of
             state = ours.state_dict()
-            assert all(torch.equal(state[n], own[n]) for n in own) == fresh or not own
+            assert all(torch.equal(state[n], initial[n]) for n in initial) == fresh or not initial
             if source != "learn+alibi2d":
                 assert ("another encoding, or none" in caplog.text) == fresh
-        if extra := of - set(own):
+        if extra := of - set(initial):
             actual = ours.load_state_dict(weights, strict=False)
             assert extra <= set(actual.unexpected_keys)
             if table != -1:
@@ -131,25 +131,25 @@ def small(name, **options):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_of_timm(name):
     specs = ("alibi2d", "rope_axial", "rope_mixed", "irpe", "learned", "alibi2d(slopes=learned)", "none")
-    made = {spec: shake(vispe.convert(small(name), spec), 3).eval() for spec in specs}
+    models = {spec: shake(vispe.convert(small(name), spec), 3).eval() for spec in specs}
     x = torch.randn(1, 3, 64, 64)
     for a, b in itertools.product(specs, specs):
         ours = vispe.convert(small(name), b).eval()
         if a == b:
-            ours.load_state_dict(made[a].state_dict())
-            assert torch.equal(ours(x), made[a](x))
+            ours.load_state_dict(models[a].state_dict())
+            assert torch.equal(ours(x), models[a](x))
         else:
             with pytest.raises(EncodingMismatch, match=f"{named(a)}, but .* has {named(b)}"):
-                ours.load_state_dict(made[a].state_dict())
+                ours.load_state_dict(models[a].state_dict())
     stock, ours = small(name), vispe.convert(small(name), "rope_mixed")
-    own = copy.deepcopy(dict(ours.state_dict()))
+    encodings = copy.deepcopy(dict(ours.state_dict()))
     assert not any(ours.load_state_dict(stock.state_dict()))
-    assert all(torch.equal(v, own[k]) for k, v in ours.state_dict().items() if "pos_enc" in k)
+    assert all(torch.equal(v, encodings[k]) for k, v in ours.state_dict().items() if "pos_enc" in k)
     assert not any(vispe.restore(ours).load_state_dict(stock.state_dict()))
 
 
 @cases("name", ["eva", "naflex"])
-def test_a_rope_that_was_stored_is_not_dropped(name):
+def test_a_stored_rope_is_not_discarded(name):
     mixed = {"eva": "vit_small_patch16_rope_mixed_224", "naflex": "naflexvit_base_patch16_gap"}[name]
     options = {"depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 0}
     options |= {"img_size": 64} if name == "eva" else {"rope_type": "mixed"}
@@ -166,7 +166,7 @@ def test_a_rope_that_was_stored_is_not_dropped(name):
     assert not any(model("irpe").load_state_dict(timm.create_model(mixed, **options).state_dict()))
 
 
-def test_specs_that_mean_the_same_are_the_same():
+def test_equivalent_specs_are_equal():
     weights = vispe.convert(tiny(), "alibi2d.local").state_dict()
     preset = vispe.encoding_info("alibi2d").presets["local"]
     every = {"name": "alibi2d", **vispe.encoding_info("alibi2d").options, **preset}
@@ -183,22 +183,22 @@ def test_specs_that_mean_the_same_are_the_same():
             vispe.convert(tiny(), other).load_state_dict(weights)
 
 
-def test_the_state_dict_has_no_entry_of_its_own_and_loads_into_stock_models(tmp_path):
-    ours = made("learn+alibi2d")
+def test_the_spec_adds_no_entry_to_the_state_dict(tmp_path):
+    ours = converted("learn+alibi2d")
     weights = ours.state_dict()
     assert list(weights) == list(tiny().state_dict())
     torch.save(weights, tmp_path / "a.pth")
-    again = torch.load(tmp_path / "a.pth", weights_only=True)
-    assert not any(tiny().load_state_dict(again))
+    reloaded = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert not any(tiny().load_state_dict(reloaded))
     with pytest.raises(EncodingMismatch, match=r"'learn\+alibi2d', but .* has 'learn\+rope_axial'"):
-        made("learn+rope_axial").load_state_dict(again)
+        converted("learn+rope_axial").load_state_dict(reloaded)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
 @pytest.mark.parametrize("container", [None, "state_dict", "state_dict_ema", "model"])
-def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
-    theirs = made("alibi2d", 5)
+def test_checkpoints_of_training_programs_store_the_spec(prefix, container, tmp_path):
+    theirs = converted("alibi2d", 5)
     outer = theirs
     for name in reversed(prefix.split(".")[:-1]):
         outer = nn.ModuleDict({name: outer})
@@ -207,7 +207,7 @@ def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
     file = tmp_path / "last.pth.tar"
     torch.save({container: weights, "epoch": 3} if container else weights, file)
     for load in (
-        lambda spec: timm.models.load_checkpoint(made(spec), str(file)),
+        lambda spec: timm.models.load_checkpoint(converted(spec), str(file)),
         lambda spec: timm.create_model(
             "vit_tiny_patch16_224", pos_embed=spec, checkpoint_path=str(file), **SHAPE
         ),
@@ -216,31 +216,31 @@ def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
         with pytest.raises(EncodingMismatch, match=r"'alibi2d', but .* has 'rope_axial'"):
             load("rope_axial")
     if container == "state_dict":
-        timm.models.resume_checkpoint(made("alibi2d"), str(file))
+        timm.models.resume_checkpoint(converted("alibi2d"), str(file))
         with pytest.raises(EncodingMismatch):
-            timm.models.resume_checkpoint(made("sincos2d"), str(file))
+            timm.models.resume_checkpoint(converted("sincos2d"), str(file))
 
 
 @pytest.mark.slow
 def test_inside_other_models_and_copies():
-    outer = nn.ModuleDict({"trunk": made("alibi2d", 5), "head": nn.Linear(5, 2)})
-    other = nn.ModuleDict({"trunk": made("rope_axial", 1), "head": nn.Linear(5, 2)})
+    outer = nn.ModuleDict({"trunk": converted("alibi2d", 5), "head": nn.Linear(5, 2)})
+    other = nn.ModuleDict({"trunk": converted("rope_axial", 1), "head": nn.Linear(5, 2)})
     for source in (outer, copy.deepcopy(outer), torch.optim.swa_utils.AveragedModel(outer).module):
         with pytest.raises(EncodingMismatch, match=r"'alibi2d', but .* has 'rope_axial'"):
             other.load_state_dict(source.state_dict())
-        again = nn.ModuleDict({"trunk": made("alibi2d", 1), "head": nn.Linear(5, 2)})
-        again.load_state_dict(source.state_dict())
-        assert torch.equal(again["trunk"](image()), outer["trunk"](image()))
-    mixed = nn.ModuleDict({"trunk": made("rope_mixed", 5), "head": nn.Linear(5, 2)})
+        modules = nn.ModuleDict({"trunk": converted("alibi2d", 1), "head": nn.Linear(5, 2)})
+        modules.load_state_dict(source.state_dict())
+        assert torch.equal(modules["trunk"](image()), outer["trunk"](image()))
+    mixed = nn.ModuleDict({"trunk": converted("rope_mixed", 5), "head": nn.Linear(5, 2)})
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"trunk.blocks.0.attn.pos_enc.freqs"'):
         other.load_state_dict(dict(mixed.state_dict()))
-    ema = timm.utils.ModelEmaV3(made("rope_mixed", 5))
+    ema = timm.utils.ModelEmaV3(converted("rope_mixed", 5))
     with pytest.raises(EncodingMismatch):
-        made("rope_axial").load_state_dict(timm.utils.get_state_dict(ema))
+        converted("rope_axial").load_state_dict(timm.utils.get_state_dict(ema))
 
 
 def test_parts_of_a_checkpoint_without_strict():
-    ours = made("rope_mixed", 1)
+    ours = converted("rope_mixed", 1)
     head = {k: v for k, v in tiny().state_dict().items() if k.startswith("head.")}
     before = copy.deepcopy(dict(ours.state_dict()))
     actual = ours.load_state_dict(head, strict=False)
@@ -257,7 +257,7 @@ def test_parts_of_a_checkpoint_without_strict():
 
 @cases("spec", ["rope_mixed", "alibi2d", "learned"])
 def test_assign(spec):
-    theirs, stock = made(spec, 5), tiny()
+    theirs, stock = converted(spec, 5), tiny()
     with torch.device("meta"):
         ours = vispe.convert(timm.create_model("vit_tiny_patch16_224", **SHAPE), spec)
     if spec != "alibi2d":  # a stock checkpoint has nothing for an encoding that has no values yet
@@ -269,21 +269,21 @@ def test_assign(spec):
     assert all(p.requires_grad for p in ours.parameters())
     assert torch.equal(ours.cls_token, stock.cls_token)
     with pytest.raises(EncodingMismatch):
-        ours.load_state_dict(made("sincos2d").state_dict(), assign=True)
+        ours.load_state_dict(converted("sincos2d").state_dict(), assign=True)
 
 
 def test_distributed_state_dicts():
     from torch.distributed.checkpoint import state_dict as of_torch
 
-    theirs = made("rope_mixed", 5)
+    theirs = converted("rope_mixed", 5)
     for options in (None, of_torch.StateDictOptions(full_state_dict=True, cpu_offload=True)):
         weights = of_torch.get_model_state_dict(theirs, options=options)
-        ours = made("rope_mixed", 1)
+        ours = converted("rope_mixed", 1)
         of_torch.set_model_state_dict(ours, weights, options=options)
         assert torch.equal(ours(image()), theirs(image()))
         for other in ("alibi2d", "irpe", "rope_axial"):
             with pytest.raises(RuntimeError):
-                of_torch.set_model_state_dict(made(other), weights, options=options)
+                of_torch.set_model_state_dict(converted(other), weights, options=options)
 
 
 def test_adapters_of_peft(tmp_path):
@@ -293,7 +293,7 @@ def test_adapters_of_peft(tmp_path):
         config = peft.LoraConfig(
             r=2, target_modules=["qkv"], modules_to_save=["head"], init_lora_weights=False
         )
-        model = made(spec, 0)
+        model = converted(spec, 0)
         torch.manual_seed(seed)
         return peft.get_peft_model(model, config).eval()
 
@@ -303,16 +303,16 @@ def test_adapters_of_peft(tmp_path):
     assert not torch.equal(ours(image()), theirs(image()))
     assert not peft.set_peft_model_state_dict(ours, adapters).unexpected_keys
     assert torch.equal(ours(image()), theirs(image()))
-    whole = theirs.state_dict()
+    complete = theirs.state_dict()
     ours = adapted("rope_mixed", 1)
-    assert not any(ours.load_state_dict(whole))
+    assert not any(ours.load_state_dict(complete))
     assert torch.equal(ours(image()), theirs(image()))
-    for weights in (whole, dict(whole)):
+    for weights in (complete, dict(complete)):
         with pytest.raises(RuntimeError, match=r"rope_mixed|pos_enc.freqs"):
             adapted("alibi2d", 1).load_state_dict(weights)
 
 
-def test_attention_layers_of_ones_own():
+def test_custom_attention_layers():
     def layer(spec):
         return shake(nn.Sequential(vispe.Attention(32, 4, spec)), 3)
 
@@ -345,14 +345,14 @@ def test_attention_layers_of_ones_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False])
-def test_open_clip(whole):
+@pytest.mark.parametrize("complete", [True, False])
+def test_open_clip(complete):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip, tiny_tower
 
     def model(spec, seed):
-        made = tiny_clip() if whole else tiny_tower()
-        return shake(vispe.convert(made, spec), seed).eval()
+        stock_model = tiny_clip() if complete else tiny_tower()
+        return shake(vispe.convert(stock_model, spec), seed).eval()
 
     specs = (
         "alibi2d",
@@ -368,9 +368,9 @@ def test_open_clip(whole):
         weights, ours = model(a, 5).state_dict(), model(b, 1)
         if a == b:
             assert not any(ours.load_state_dict(weights))
-            tower = ours.visual if whole else ours
+            tower = ours.visual if complete else ours
             other = model(a, 5)
-            assert torch.equal(tower(x), (other.visual if whole else other)(x))
+            assert torch.equal(tower(x), (other.visual if complete else other)(x))
             continue
         with pytest.raises(EncodingMismatch, match=f"{named(a)}, but .* has {named(b)}"):
             ours.load_state_dict(weights)
@@ -378,33 +378,35 @@ def test_open_clip(whole):
         if extra:
             with pytest.raises(RuntimeError, match=re.escape(min(extra))):
                 ours.load_state_dict(dict(weights))
-    stock = (tiny_clip() if whole else tiny_tower()).state_dict()
+    stock = (tiny_clip() if complete else tiny_tower()).state_dict()
     for spec in specs:
         assert not any(model(spec, 1).load_state_dict(stock))
-        junk = "visual." * whole + "transformer.resblocks.0.attn.pos_enc.JUNK"
+        junk = "visual." * complete + "transformer.resblocks.0.attn.pos_enc.JUNK"
         with pytest.raises(RuntimeError, match=junk):
             model(spec, 1).load_state_dict({**stock, junk: torch.zeros(1)})
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_log_says_what_stays_as_it_is(spec, caplog):
-    ours = made(spec, 1)
+def test_parameters_without_weights_are_logged(spec, caplog):
+    ours = converted(spec, 1)
     with caplog.at_level(logging.INFO, logger="vispe"):
         ours.load_state_dict(tiny().state_dict())
-    own = any("pos_enc" in name for name in ours.state_dict())
-    assert ("no weights for" in caplog.text) == own
+    has_parameters = any("pos_enc" in name for name in ours.state_dict())
+    assert ("no weights for" in caplog.text) == has_parameters
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_another_training_grid_is_told_of(caplog):
-    weights = made("alibi2d(normalize=reference)", img_size=(24, 24)).state_dict()
-    made("alibi2d(normalize=reference)").load_state_dict(weights)
+def test_another_training_grid_is_logged(caplog):
+    weights = converted("alibi2d(normalize=reference)", img_size=(24, 24)).state_dict()
+    converted("alibi2d(normalize=reference)").load_state_dict(weights)
     assert "trained on the grid (3, 3), but alibi2d uses the grid (3, 5) of this model" in caplog.text
     caplog.clear()
-    made("alibi2d(normalize=reference,reference=[3,3])").load_state_dict(weights)
-    made("rope_mixed").load_state_dict(made("rope_mixed", img_size=(24, 24)).state_dict(), strict=False)
+    converted("alibi2d(normalize=reference,reference=[3,3])").load_state_dict(weights)
+    converted("rope_mixed").load_state_dict(
+        converted("rope_mixed", img_size=(24, 24)).state_dict(), strict=False
+    )
     assert not caplog.text
     with pytest.raises(EncodingMismatch, match=r"reference=\[3,3\].* has .*reference=\[4,4\]"):
-        made("alibi2d(normalize=reference,reference=[4,4])").load_state_dict(
-            made("alibi2d(normalize=reference,reference=[3,3])").state_dict()
+        converted("alibi2d(normalize=reference,reference=[4,4])").load_state_dict(
+            converted("alibi2d(normalize=reference,reference=[3,3])").state_dict()
         )

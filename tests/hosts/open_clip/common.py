@@ -1,4 +1,4 @@
-"""Tiny models of open_clip, and an oracle in which no line of vispe runs: its own custom blocks under dense masks."""
+"""Tiny models of open_clip, and an oracle without code of vispe: custom blocks of open_clip under dense masks."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def words(seed: int = 3) -> torch.Tensor:
 
 
 def as_custom(tower: VisionTransformer, table: bool = False, **options) -> VisionTransformer:
-    """A stock tower of custom blocks with the weights of `tower`, which must not be converted."""
-    made = VisionTransformer(**{**TOWER, **options, "block_type": "custom"})
-    made.load_state_dict(tower.state_dict())
+    """Return a stock tower of custom blocks with the weights of `tower`, which must not be converted."""
+    custom = VisionTransformer(**{**TOWER, **options, "block_type": "custom"})
+    custom.load_state_dict(tower.state_dict())
     if not table:
-        made.positional_embedding.data.zero_()
-    return made.train(tower.training)
+        custom.positional_embedding.data.zero_()
+    return custom.train(tower.training)
 
 
 def tower_oracle(custom: VisionTransformer, x: torch.Tensor, mask: torch.Tensor, keep=None) -> torch.Tensor:
-    """Tokens after the blocks, all under `mask`, which broadcasts to (b, heads, n, n)."""
+    """Return tokens after the blocks, all under `mask`, which broadcasts to (b, heads, n, n)."""
     dropout, custom.patch_dropout = custom.patch_dropout, torch.nn.Identity()
     norm, custom.ln_pre = custom.ln_pre, torch.nn.Identity()
     x = custom._embeds(x)

@@ -1,4 +1,4 @@
-"""open_clip's own image towers with an encoding: what they compute, and what stays as it was."""
+"""Image towers of open_clip with an encoding: outputs, and unchanged behaviour."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ WORD = "positional_embedding"
 
 
 def tokens_of(tower, x):
-    """Tokens after the last block."""
+    """Return tokens after the last block."""
     actual = tower.forward_intermediates(x, [-1], output_fmt="NLC", output_extra_tokens=True)
     return torch.cat([actual["image_intermediates_prefix"][0], actual["image_intermediates"][0]], 1)
 
@@ -43,7 +43,7 @@ def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
         close(grads(tower, actual), theirs)
 
 
-def test_learned_slopes_are_of_their_layer():
+def test_learned_slopes_differ_between_layers():
     tower = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)")
     stock = vispe.restore(copy.deepcopy(tower))
     custom = as_custom(stock)
@@ -60,7 +60,7 @@ def test_learned_slopes_are_of_their_layer():
     }  # fmt: skip
 
 
-def test_additive_encodings_spare_the_class_token():
+def test_additive_encodings_exclude_the_class_token():
     tower = tiny_tower()
     expected = as_custom(tower, table=True)
     source = vispe.create_encoding("learned", dim=32, grid=(3, 5))
@@ -71,7 +71,7 @@ def test_additive_encodings_spare_the_class_token():
     close(tokens_of(both, image()), tower_oracle(expected, image(), -dense(3, 5, 1)[None, None]))
 
 
-def test_mixing_follows_its_blocks():
+def test_mixing_runs_after_its_blocks():
     tower = vispe.convert(tiny_tower(), "peg(after=[0])")
     stock = vispe.restore(copy.deepcopy(tower))
     x = stock.transformer.resblocks[0](as_custom(stock)._embeds(image()))
@@ -82,7 +82,7 @@ def test_mixing_follows_its_blocks():
 
 
 @cases("size", [(24, 40), (40, 24), (32, 32), (47, 9)])
-def test_other_image_sizes_have_the_grid_of_the_image(size):
+def test_the_grid_follows_the_image_size(size):
     tower = vispe.convert(tiny_tower(), "alibi2d")
     h, w = size[0] // 8, size[1] // 8
     options = {"image_size": size}
@@ -96,7 +96,7 @@ def test_other_image_sizes_have_the_grid_of_the_image(size):
     assert [tuple(f.shape) for f in actual] == [(2, 32, h, w)] * 2
 
 
-def test_a_stored_table_is_resampled_for_other_sizes_and_exact_for_its_own():
+def test_a_stored_table_is_resampled_for_other_sizes():
     stock = tiny_tower()
     tower = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     assert torch.equal(tower(image()), stock(image()))
@@ -110,7 +110,7 @@ def test_a_stored_table_is_resampled_for_other_sizes_and_exact_for_its_own():
     close(tower(image(2, 3, 48, 32)), bigger(image(2, 3, 48, 32)))
 
 
-def test_zero_shot_logits_stay_for_encodings_without_effect():
+def test_zero_shot_logits_are_unchanged_by_encodings_without_effect():
     model = tiny_clip()
     with torch.no_grad():
         expected = model.get_logits(image(), words())
@@ -137,7 +137,7 @@ def test_the_text_tower_is_untouched():
     assert torch.equal(model.encode_text(words()), text)
 
 
-def test_restore_gives_everything_back():
+def test_restore_recovers_the_stock_model():
     stock = tiny_clip()
     expected, weights = stock.encode_image(image()), stock.state_dict()
     classes = {n: type(m) for n, m in stock.named_modules()}
@@ -158,7 +158,7 @@ def test_restore_gives_everything_back():
         vispe.restore(model)
 
 
-def test_keep_abs_brings_a_table_back_that_was_put_aside():
+def test_keep_abs_restores_a_stored_table():
     stock = tiny_tower()
     tower = vispe.convert(copy.deepcopy(stock), "alibi2d")
     vispe.convert(tower, "learn+none")
@@ -171,13 +171,13 @@ def test_stock_weights_load_strictly_before_and_after(spec):
     before, after = tiny_clip(), vispe.convert(tiny_clip(), spec)
     before.load_state_dict(weights)
     vispe.convert(before, spec)
-    own = {k: v.clone() for k, v in after.state_dict().items() if "pos_enc" in k}
+    encodings = {k: v.clone() for k, v in after.state_dict().items() if "pos_enc" in k}
     result = after.load_state_dict(weights)
     assert not result.missing_keys
     assert not result.unexpected_keys
     now = after.state_dict()
-    assert all(torch.equal(now[k], v) for k, v in own.items()), "the encoding keeps its values"
-    before.load_state_dict({**before.state_dict(), **own})
+    assert all(torch.equal(now[k], v) for k, v in encodings.items()), "the encoding keeps its values"
+    before.load_state_dict({**before.state_dict(), **encodings})
     assert torch.equal(before.encode_image(image()), after.encode_image(image()))
     assert f"visual.{WORD}" in weights, "the caller's dict is left alone"
     remaining = vispe.convert(tiny_clip(), spec, keep_abs=True)
@@ -185,16 +185,16 @@ def test_stock_weights_load_strictly_before_and_after(spec):
     assert torch.equal(remaining.visual.positional_embedding, weights[f"visual.{WORD}"])
 
 
-def test_own_checkpoints_load_strictly_and_partial_ones_raise():
+def test_checkpoints_of_converted_towers_load_strictly_and_partial_ones_raise():
     spec = "learned+alibi2d(slopes=learned)"
     source = shake(vispe.convert(tiny_clip(), spec), 4)
     weights = source.state_dict()
     ours = vispe.convert(tiny_clip(), spec)
     ours.load_state_dict(weights)
     assert torch.equal(ours.encode_image(image()), source.encode_image(image()))
-    gone = "visual.transformer.resblocks.1.attn.pos_enc.slope"
-    with pytest.raises(RuntimeError, match=f'Missing key.*"{gone}"'):
-        ours.load_state_dict({k: v for k, v in weights.items() if k != gone})
+    missing_key = "visual.transformer.resblocks.1.attn.pos_enc.slope"
+    with pytest.raises(RuntimeError, match=f'Missing key.*"{missing_key}"'):
+        ours.load_state_dict({k: v for k, v in weights.items() if k != missing_key})
     with pytest.raises(RuntimeError, match=f"Unexpected key.*{WORD}"):
         ours.load_state_dict({**weights, f"visual.{WORD}": torch.zeros(16, 32)})
     with pytest.raises(RuntimeError, match=r"Unexpected key.*pos_enc"):
@@ -240,7 +240,7 @@ def test_patch_dropout_drops_the_coordinates_too():
     close(actual, tower_oracle(custom, image(), per_image, keep))
 
 
-def test_patch_dropout_draws_as_open_clip_does():
+def test_patch_dropout_uses_the_random_numbers_of_open_clip():
     stock = tiny_tower(patch_dropout=0.5)
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True).train()
     stock.train()
@@ -262,15 +262,15 @@ POOLS = [
 
 
 @cases("options", POOLS, ids=lambda o: "-".join(map(str, o.values())))
-def test_heads_pool_what_the_blocks_gave(options):
+def test_pooling_reads_the_tokens_of_the_blocks(options):
     stock = tiny_tower(output_tokens=True, **options)
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     for actual, expected in zip(ours(image()), stock(image()), strict=True):
         assert torch.equal(actual, expected)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     tokens = tower_oracle(as_custom(stock, **options), image(), -dense(3, 5, 1)[None, None])
-    pooled, rest = stock._pool(tokens)
-    for actual, expected in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
+    pooled, remaining = stock._pool(tokens)
+    for actual, expected in zip(ours(image()), (pooled @ stock.proj, remaining), strict=True):
         close(actual, expected)
     assert type(ours.attn_pool) is type(stock.attn_pool)
 
@@ -278,7 +278,7 @@ def test_heads_pool_what_the_blocks_gave(options):
 @cases("indices", [None, 1, [0], [-1, 0]])
 @cases("stop_early", [False, True])
 @cases("fmt", ["NCHW", "NLC"])
-def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
+def test_forward_intermediates_equals_open_clip(indices, stop_early, fmt):
     stock = tiny_tower()
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     for only in (False, True):
@@ -293,7 +293,7 @@ def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
             assert all(torch.equal(f, w) for f, w in pairs), key
 
 
-def test_forward_intermediates_agrees_with_forward_and_refuses():
+def test_forward_intermediates_agrees_with_forward_and_rejects_invalid_arguments():
     tower = vispe.convert(tiny_clip(), "alibi2d").visual
     out = tower.forward_intermediates(image(), normalize_intermediates=True, output_extra_tokens=True)
     assert torch.equal(out["image_features"], tower(image()))
@@ -320,7 +320,7 @@ def test_copies_and_pickles(spec):
         assert torch.equal(vispe.restore(copied).encode_image(image()), tiny_clip().encode_image(image()))
 
 
-def test_describe_says_what_is_where():
+def test_describe():
     model = vispe.convert(tiny_clip(), "learned+alibi2d(slopes=learned)")
     model.visual.transformer.resblocks[1].attn.fused_attn = False
     text = vispe.describe(model)
@@ -352,7 +352,7 @@ def test_lock_freezes_the_groups_of_open_clip_with_the_encodings_in_them(groups)
         assert mine.attn.pos_enc.slope.requires_grad == theirs.attn.in_proj_weight.requires_grad
 
 
-def test_lock_leaves_fixed_parameters_fixed():
+def test_lock_keeps_frozen_parameters_frozen():
     tower = vispe.convert(tiny_tower(), "learned")
     tower.pos_enc.weight.requires_grad_(False)
     tower.vispe.fixed = ("pos_enc.weight",)
@@ -400,7 +400,7 @@ def test_compiles_in_one_graph():
         close(compiled(image(2, 3, *size)), tower(image(2, 3, *size)))
 
 
-def test_swapped_attention_needs_positions():
+def test_attention_of_the_encoding_needs_positions():
     ours = vispe.convert(tiny_tower(), "alibi2d")
     x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
     for block in ours.transformer.resblocks:
@@ -409,7 +409,7 @@ def test_swapped_attention_needs_positions():
                 block(x, attn_mask=sample)
 
 
-def test_dropout_of_attention_acts_in_training_only():
+def test_attention_dropout_in_training_only():
     tower = vispe.convert(tiny_tower(block_type="custom"), "alibi2d")
     expected = tower(image())
     for block in tower.transformer.resblocks:
@@ -421,11 +421,11 @@ def test_dropout_of_attention_acts_in_training_only():
 
 @cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
 @cases("average", [True, False])
-def test_weights_that_are_requested_are_those_of_float64(spec, average):
+def test_requested_attention_weights_equal_float64(spec, average):
     tower = vispe.convert(tiny_tower(), spec)
     expected, actual = [], []
 
-    def look(recorded) -> None:
+    def append_expected(recorded) -> None:
         call = recorded.call
         q, k, _ = call.transformed()
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
@@ -433,13 +433,13 @@ def test_weights_that_are_requested_are_those_of_float64(spec, average):
         maps = (logits if bias is None else logits + bias).softmax(-1).expand(2, -1, -1, -1)
         expected.append(maps.mean(1) if average else maps)
 
-    def ask(module, args, kwargs):
+    def request_weights(module, args, kwargs):
         return args, {**kwargs, "need_weights": True, "average_attn_weights": average}
 
-    record_attention(tower, image(), look)
+    record_attention(tower, image(), append_expected)
     before = tower(image())
     for block in tower.transformer.resblocks:
-        block.attn.register_forward_pre_hook(ask, with_kwargs=True)
+        block.attn.register_forward_pre_hook(request_weights, with_kwargs=True)
         block.attn.register_forward_hook(lambda module, args, out: actual.append(out[1]))
     close(tower(image()), before)
     for ours, exact in zip(actual, expected, strict=True):
@@ -452,7 +452,7 @@ def test_weights_that_are_requested_are_those_of_float64(spec, average):
     "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
 )
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
-def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
+def test_graphs_of_fx_and_jit_equal_the_tower(spec, options):
     tower = vispe.convert(tiny_tower(**options), spec)
     graph = torch.fx.symbolic_trace(tower)
     for size in ((2, 3, 24, 40), (1, 3, 40, 16)):

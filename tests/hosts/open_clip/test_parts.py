@@ -1,4 +1,4 @@
-"""Which parts of open_clip are converted, which are refused, and that a refusal changes nothing."""
+"""Supported and rejected parts of open_clip; a rejection changes nothing."""
 
 import copy
 
@@ -63,7 +63,7 @@ def test_the_trunk_of_a_timm_tower_is_converted(cls):
 
 
 @pytest.mark.slow
-def test_a_trunk_with_a_rotary_embedding_keeps_it_when_requested():
+def test_keep_rope_of_a_trunk():
     stock = timm_clip(timm_model_name=EVA, image_size=224)
     x = image(1, 3, *stock.visual.image_size)
     expected = stock.visual.trunk(x)
@@ -77,14 +77,14 @@ def test_a_trunk_with_a_rotary_embedding_keeps_it_when_requested():
     close(vispe.restore(model).visual.trunk(x), expected)
 
 
-def test_weights_of_a_finished_encoding_reach_a_timm_trunk():
+def test_weights_of_an_encoding_module_are_copied_into_a_timm_trunk():
     model = timm_clip()
     source = vispe.create_encoding("learned", dim=64, grid=(10, 10))
     vispe.convert(model, [source, "alibi2d"])
     assert torch.equal(model.visual.trunk.pos_enc.parts()[0].weight, source.weight)
 
 
-def test_what_open_clip_does_with_a_timm_tower_still_works():
+def test_methods_of_open_clip_for_timm_towers():
     model = vispe.convert(timm_clip(patch_dropout=0.5), "alibi2d(slopes=learned)+learned")
     model.set_grad_checkpointing()
     model.train()
@@ -98,7 +98,7 @@ def test_what_open_clip_does_with_a_timm_tower_still_works():
     assert not any(p.requires_grad for p in model.visual.trunk.parameters())
 
 
-def test_the_image_tower_of_coca_is_converted_and_captions_follow():
+def test_the_image_tower_of_coca_is_converted_and_affects_captions():
     stock = coca()
     model = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)", keep_abs=True)
     assert isinstance(model.visual, ConvertedClipTower)
@@ -116,7 +116,7 @@ def test_the_image_tower_of_coca_is_converted_and_captions_follow():
 
 
 def refused(model, spec, error, match, **options):
-    """Converting raises, and leaves everything as it was."""
+    """Assert that converting raises and leaves the model unchanged."""
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     before = [(n, type(m), sorted(vars(m))) for n, m in model.named_modules()]
     with pytest.raises(error, match=match):
@@ -125,7 +125,7 @@ def refused(model, spec, error, match, **options):
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
 
 
-def test_towers_without_tokens_are_refused():
+def test_towers_without_tokens_are_rejected():
     for pick in (lambda m: m, lambda m: m.visual):
         model = CLIP(16, {**RESNET, "head_width": 8}, TEXT)
         refused(pick(model), "alibi2d", UnsupportedHost, "got open_clip's ModifiedResNet.*'ViT-B-32'")
@@ -135,7 +135,7 @@ def test_towers_without_tokens_are_refused():
     refused(model, "alibi2d", UnsupportedHost, "ResNet")
 
 
-def test_text_and_other_parts_are_refused():
+def test_text_and_other_parts_are_rejected():
     model = coca()
     text = CustomTextCLIP(16, {**VISION, "head_width": 8}, CLIPTextCfg(**TEXT))
     for part in (model.text, model.text_decoder, text.text.transformer, model.visual.attn_pool):
@@ -154,14 +154,14 @@ class Quiet(VisionTransformer):
     pass
 
 
-def test_subclasses_that_change_what_is_replaced_are_refused():
+def test_subclasses_that_override_replaced_methods_are_rejected():
     refused(OwnForward(**TOWER), "alibi2d", UnsupportedHost, "OwnForward overrides _embeds of")
     tower = vispe.convert(Quiet(**TOWER), "alibi2d")
     assert isinstance(tower, Quiet)
     assert type(vispe.restore(tower)) is Quiet
 
 
-def test_instances_with_replaced_methods_are_refused():
+def test_instances_with_patched_methods_are_rejected():
     tower = tiny_tower()
     tower.forward = lambda x: x
     refused(tower, "alibi2d", UnsupportedHost, "VisionTransformer: forward is patched on the instance")
@@ -182,7 +182,7 @@ class OwnBlock(nn.Module):
         return x
 
 
-def test_attention_of_another_kind_is_refused_but_not_for_additive_encodings():
+def test_other_attention_classes_support_additive_encodings_only():
     tower = tiny_tower()
     tower.transformer.resblocks[1].attn = OwnAttention(32, 4, batch_first=True)
     refused(
@@ -216,7 +216,7 @@ def test_attention_of_another_kind_is_refused_but_not_for_additive_encodings():
     refused(tower, "alibi2d", UnsupportedHost, "must not drop the class token")
 
 
-def test_specs_that_do_not_fit_are_refused():
+def test_unsupported_specs_are_rejected():
     refused(
         tiny_clip(),
         "alibi",
@@ -244,7 +244,7 @@ def test_specs_that_do_not_fit_are_refused():
 
 @partly(25)
 @cases("name", vispe.list_encodings(ndim=2))
-def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
+def test_every_encoding_is_converted_or_rejected_before_any_change(name):
     stock = tiny_tower()
     tower = copy.deepcopy(stock)
     try:
@@ -262,7 +262,7 @@ def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
 
 
 @cases("layers", [[1], [0]])
-def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
+def test_random_draws_for_encodings_of_some_layers(layers):
     spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
     tower = vispe.convert(tiny_tower(), spec).train()
     assert (tower(image()) - tower(image())).abs().max() > 1e-3
@@ -270,7 +270,7 @@ def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
     assert torch.equal(tower(image()), tower(image()))
 
 
-def test_options_for_another_number_of_axes_are_refused_before_any_change():
+def test_options_for_another_number_of_axes_are_rejected_before_any_change():
     tower = tiny_tower()
     with pytest.raises(
         UnsupportedCombination, match=r"rope_axial: split must .* 2-axis grid .* got \(2, 1, 1\)"

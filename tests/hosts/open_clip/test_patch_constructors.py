@@ -1,4 +1,4 @@
-"""`open_clip.create_model` builds a model with an encoding by name."""
+"""`open_clip.create_model` builds models with an encoding by name."""
 
 import json
 import logging
@@ -48,40 +48,42 @@ def test_a_stock_checkpoint_loads_into_the_named_model(base, spec, tmp_path):
     name = register_alias(base, spec)
     assert name.startswith(f"vispe-{base}-")
     assert name in open_clip.list_models()
-    assert register_alias(base, spec) == name, "again is the same"
+    assert register_alias(base, spec) == name, "registered twice"
     stock = shake(open_clip.create_model(base))
     torch.save(stock.state_dict(), tmp_path / "stock.pt")
     torch.manual_seed(1)
-    made = open_clip.create_model(name, pretrained=str(tmp_path / "stock.pt")).eval()
+    model = open_clip.create_model(name, pretrained=str(tmp_path / "stock.pt")).eval()
     expected = vispe.convert(stock, spec).eval()
-    slopes = {k: v for k, v in made.state_dict().items() if "pos_enc" in k}
+    slopes = {k: v for k, v in model.state_dict().items() if "pos_enc" in k}
     expected.load_state_dict({**expected.state_dict(), **slopes})
-    x = image(2, 3, *made.visual.image_size)
-    close(made.encode_image(x), expected.encode_image(x))
+    x = image(2, 3, *model.visual.image_size)
+    close(model.encode_image(x), expected.encode_image(x))
     with pytest.raises(vispe.VispeError, match="no absolute table to restore"):
-        vispe.restore(made)
-    torch.save(made.state_dict(), tmp_path / "ours.pt")
-    again = open_clip.create_model(name, pretrained=str(tmp_path / "ours.pt")).eval()
-    assert torch.equal(again.encode_image(x), made.encode_image(x))
+        vispe.restore(model)
+    torch.save(model.state_dict(), tmp_path / "ours.pt")
+    reloaded = open_clip.create_model(name, pretrained=str(tmp_path / "ours.pt")).eval()
+    assert torch.equal(reloaded.encode_image(x), model.encode_image(x))
 
 
 @cases("base", ["tiny-own", "tiny-timm"])
 def test_the_force_options_hold(base):
     name = register_alias(base, LEARNED)
-    made = open_clip.create_model(name, force_image_size=(160, 96), force_patch_dropout=0.5, precision="bf16")
-    assert made.visual(image(1, 3, 160, 96).bfloat16()).shape == (1, 16)
-    assert "grid (20, 12)" in vispe.describe(made) or "grid (10, 6)" in vispe.describe(made)
-    assert "patch_drop" in str(made.visual) or "PatchDropout" in str(made.visual)
+    created = open_clip.create_model(
+        name, force_image_size=(160, 96), force_patch_dropout=0.5, precision="bf16"
+    )
+    assert created.visual(image(1, 3, 160, 96).bfloat16()).shape == (1, 16)
+    assert "grid (20, 12)" in vispe.describe(created) or "grid (10, 6)" in vispe.describe(created)
+    assert "patch_drop" in str(created.visual) or "PatchDropout" in str(created.visual)
     model, _, transform = open_clip.create_model_and_transforms(name)
     assert model.visual.image_size == transform.transforms[0].size or transform.transforms[0].size
 
 
-def test_learn_in_the_spec_keeps_the_table():
-    made = open_clip.create_model(register_alias("tiny-own", "learn+alibi2d"))
-    assert made.visual.positional_embedding.shape == (17, 32)
-    assert "absolute table: in use" in vispe.describe(made)
-    made = open_clip.create_model(register_alias("tiny-timm", "learn+alibi2d"))
-    assert made.visual.trunk.pos_embed is not None
+def test_learn_in_a_spec_keeps_the_table():
+    model = open_clip.create_model(register_alias("tiny-own", "learn+alibi2d"))
+    assert model.visual.positional_embedding.shape == (17, 32)
+    assert "absolute table: in use" in vispe.describe(model)
+    model = open_clip.create_model(register_alias("tiny-timm", "learn+alibi2d"))
+    assert model.visual.trunk.pos_embed is not None
 
 
 def test_names():
@@ -111,7 +113,7 @@ def test_a_trunk_with_a_rotary_embedding():
     assert "own rotary embedding: in use" in vispe.describe(model)
 
 
-def test_what_cannot_be_built_is_refused_when_the_name_is_made():
+def test_unsupported_specs_are_rejected_at_registration():
     before = open_clip.list_models()
     for base, spec, error, match in (
         ("tiny-ovn", "alibi2d", UnknownName, "no model 'tiny-ovn'. Did you mean 'tiny-own'"),
@@ -135,7 +137,7 @@ def test_what_cannot_be_built_is_refused_when_the_name_is_made():
     assert open_clip.list_models() == before
 
 
-def test_a_configuration_may_say_it_itself():
+def test_an_encoding_in_the_configuration():
     patch_constructors.install()
     patch_constructors.install()
     assert "alibi2d" in vispe.describe(open_clip.create_model("tiny-done"))

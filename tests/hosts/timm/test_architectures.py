@@ -1,4 +1,4 @@
-"""Every kind of timm ViT: the converted model equals timm's own forward pass under the dense bias."""
+"""Every kind of timm ViT: the converted model equals timm's forward pass under the dense bias."""
 
 import copy
 import re
@@ -96,7 +96,7 @@ def test_converted_equals_stock_under_the_dense_bias_with_gradients(name, fused)
 
 @cases("fused", [True, False], ids=["fused", "unfused"])
 @cases("name", ["registers", "diff", "parallel scaling", "parallel diff", "distilled", "qk norm"])
-def test_learned_slopes_get_the_gradient_of_the_dense_bias(name, fused):
+def test_gradients_of_learned_slopes_equal_those_of_the_dense_bias(name, fused):
     stock = without_table(build(name))
     set_fused(stock, fused)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned,wrap=false,normalize=none)")
@@ -106,13 +106,13 @@ def test_learned_slopes_get_the_gradient_of_the_dense_bias(name, fused):
     expected, actual = oracle(stock, x, head_masks(stock, distance, slopes)), ours.forward_features(x)
     close(actual, expected)
     grads(stock, expected)
-    mine = grads(ours, actual)
-    got = torch.stack([g for n, g in mine.items() if n.endswith("slope")])
+    actual_grads = grads(ours, actual)
+    got = torch.stack([g for n, g in actual_grads.items() if n.endswith("slope")])
     assert slopes.grad.abs().min() > 1e-4
     close(got, slopes.grad)
 
 
-def test_the_branches_of_a_parallel_block_have_slopes_of_their_own_in_one_layer():
+def test_branches_of_a_parallel_block_have_separate_slopes():
     ours = vispe.convert(build("parallel things"), "alibi2d(slopes=learned,layers=[1])")
     names = [n for n, _ in ours.named_parameters() if "slope" in n]
     assert names == [f"blocks.1.attns.{i}.attn.pos_enc.slope" for i in (0, 1)]
@@ -154,7 +154,7 @@ def test_sincos_is_added_to_the_patches_only(name):
     close(grads(ours, actual), grads(stock, expected))
 
 
-def test_the_learned_table_is_trained_like_timms_own():
+def test_the_learned_table_is_trained_like_that_of_timm():
     stock = tiny(no_embed_class=True)
     ours = vispe.convert(copy.deepcopy(stock), "learned")
     with torch.no_grad():
@@ -162,9 +162,9 @@ def test_the_learned_table_is_trained_like_timms_own():
     x = image()
     expected, actual = stock(x), ours(x)
     close(actual, expected)
-    mine, theirs = grads(ours, actual, "none"), grads(stock, expected, "none")
-    close(mine.pop("pos_enc.weight"), theirs.pop("pos_embed"))
-    close(mine, theirs)
+    actual_grads, expected_grads = grads(ours, actual, "none"), grads(stock, expected, "none")
+    close(actual_grads.pop("pos_enc.weight"), expected_grads.pop("pos_embed"))
+    close(actual_grads, expected_grads)
 
 
 @cases("name", ["registers", "registers without entry", "distilled", "dynamic"])
@@ -206,9 +206,9 @@ def test_every_registered_architecture_converts_and_runs(third):
                 vispe.convert(model, spec)
                 assert isinstance(model, stock)
                 new = set(model.state_dict()) - keys
-                own = spec in ("learned", "alibi2d(slopes=learned)")
+                has_parameters = spec in ("learned", "alibi2d(slopes=learned)")
                 assert all("pos_enc." in key for key in new)
-                assert bool(new) == own, (name, spec)
+                assert bool(new) == has_parameters, (name, spec)
         kind = re.sub(r"\d+", "", repr(model))  # one run for each structure of modules
         if kind not in kinds:
             out = model.forward_features(torch.empty(1, 3, *model.patch_embed.img_size, device="meta"))
@@ -221,7 +221,7 @@ def test_every_registered_architecture_converts_and_runs(third):
     assert len(kinds) > 5
 
 
-def test_every_architecture_of_the_two_classes_is_in_the_sweep():
+def test_every_architecture_of_the_two_classes_is_tested():
     assert len(NAMES) == len(set(NAMES)) >= 150
     assert {"deit_tiny_distilled_patch16_224", "vit_base_r50_s16_224", "vit_xsmall_patch16_clip_224"} <= set(
         NAMES
@@ -233,7 +233,7 @@ READERS = [n for n in vispe.list_encodings(ndim=2) if encoding_class(n).reads_to
 
 @cases("name", READERS)
 def test_encodings_that_read_tokens_in_differential_attention(name):
-    """Heads there have half the width of the tokens."""
+    """Its heads have half the width of the tokens."""
     model = timm.create_model(
         "vit_dwee_patch16_reg1_gap_256", pos_embed=name, depth=2, embed_dim=48, num_heads=3, img_size=64
     )

@@ -1,4 +1,4 @@
-"""timm's Eva: its own table and rope are removed, stored, and come back; a bias equals timm's own dense mask."""
+"""timm's Eva: absolute table and rope are removed, stored and restored; a bias equals a dense mask of timm."""
 
 import copy
 import io
@@ -55,12 +55,12 @@ def build(name: str, **options) -> Eva:
 
 
 def scaled(module: torch.nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
-    """A hook that changes a projection before its separate bias is added."""
+    """Return a hook that changes a projection before its separate bias is added."""
     return 0.7 * output
 
 
-def blind(model: Eva) -> Eva:
-    """A copy that knows nothing of position: its table adds nothing and its rope is gone."""
+def without_positions(model: Eva) -> Eva:
+    """Return a copy without positions: a zero table and no rope."""
     model = copy.deepcopy(model)
     if model.pos_embed is not None:
         model.pos_embed.data.zero_()
@@ -69,13 +69,13 @@ def blind(model: Eva) -> Eva:
 
 
 def through(model: Eva, x: torch.Tensor, masks, rope=False, keep=None) -> torch.Tensor:
-    """Tokens after timm's own blocks under dense masks, with timm's own rope if asked for."""
-    x, own = model._pos_embed(model.patch_embed(x))
+    """Return tokens after the blocks of timm under dense masks, optionally with the rope of timm."""
+    x, rotations = model._pos_embed(model.patch_embed(x))
     x = x if keep is None else x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
     x = model.norm_pre(x)
     for i, block in enumerate(model.blocks):
-        turn = None if own is None or not rope else own[i] if model.rope_mixed else own
-        x = block(x, rope=turn, attn_mask=None if masks is None else masks[i])
+        rotation = None if rotations is None or not rope else rotations[i] if model.rope_mixed else rotations
+        x = block(x, rope=rotation, attn_mask=None if masks is None else masks[i])
     return model.norm(x)
 
 
@@ -93,7 +93,7 @@ def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     assert ours.pos_embed is None
     assert ours.rope is None
-    plain, x = blind(stock), image()
+    plain, x = without_positions(stock), image()
     expected = plain.forward_head(through(plain, x, masks_of(dense(3, 5, stock.num_prefix_tokens))))
     actual = ours(x)
     close(actual, expected)
@@ -103,7 +103,7 @@ def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
 
 @cases("name", FORMS)
 def test_learned_slopes_and_their_gradient(name):
-    stock = blind(build(name))
+    stock = without_positions(build(name))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)")
     slopes = slopes_of(ours).detach().clone().requires_grad_()
     expected = through(stock, image(), masks_of(dense(3, 5, stock.num_prefix_tokens), slopes))
@@ -117,7 +117,7 @@ def test_learned_slopes_and_their_gradient(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_ROPE)
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
+def test_the_rope_of_the_model_is_retained_on_request(name, checkpointing):
     stock = build(name)
     x, masks = image(), masks_of(dense(3, 5, stock.num_prefix_tokens))
     everything = "rope" if stock.pos_embed is None else "learn+rope"
@@ -133,10 +133,10 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     final, taken = both.forward_intermediates(x)
     close(final, expected)
     assert [t.shape for t in taken] == [(2, 32, 3, 5)] * 2
-    alone = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_rope=True)
-    table_gone = blind(stock)
-    table_gone.rope = stock.rope
-    close(alone.forward_features(x), through(table_gone, x, masks, rope=True))
+    without_table = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_rope=True)
+    expected_model = without_positions(stock)
+    expected_model.rope = stock.rope
+    close(without_table.forward_features(x), through(expected_model, x, masks, rope=True))
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
 @pytest.mark.parametrize(
     "spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"]
 )
-def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec):
+def test_restore_is_bit_exact_and_stock_weights_load_strictly(name, spec):
     stock = build(name)
     weights, x = copy.deepcopy(stock.state_dict()), image()
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -153,8 +153,8 @@ def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec)
     ours.load_state_dict(weights)
     ours.load_state_dict(ours.state_dict())
     assert torch.equal(ours(x), out)
-    again = vispe.convert(ours, "alibi2d")
-    assert vispe.restore(again) is ours
+    rebuilt = vispe.convert(ours, "alibi2d")
+    assert vispe.restore(rebuilt) is ours
     assert type(ours) is Eva
     assert torch.equal(ours(x), stock(x))
     assert list(ours.state_dict()) == list(weights)
@@ -169,7 +169,7 @@ def test_rope_of_timm_and_rope_of_vispe_agree():
     assert (ours(image()) - none(image())).abs().max() > 1e-3
 
 
-def test_keeping_what_is_not_there_and_two_ropes_raise_before_any_change():
+def test_keeping_a_missing_table_and_two_ropes_raise_before_any_change():
     model = build("no rope")
     with pytest.raises(UnsupportedCombination, match="no rotary embedding to keep"):
         vispe.convert(model, "rope+alibi2d")
@@ -191,7 +191,7 @@ def test_dynamic_sizes_and_set_input_size(spec, size):
     fixed = vispe.convert(build("fused qkv"), spec)
     fixed.load_state_dict(ours.state_dict())
     fixed.set_input_size(size)
-    plain = blind(stock)
+    plain = without_positions(stock)
     plain.rope = stock.rope if "rope" in spec else None
     x = image(2, 3, *size)
     expected = through(plain, x, masks_of(dense(size[0] // 8, size[1] // 8, 1)), rope=True)
@@ -218,11 +218,11 @@ def test_dropped_patches(name, spec):
     p = ours.num_prefix_tokens
     tokens = torch.cat([torch.arange(p).expand(2, -1), keep + p], 1)
     assert actual.shape[1] == tokens.shape[1] < 15 + p
-    whole = copy.deepcopy(ours).eval()
+    complete = copy.deepcopy(ours).eval()
     if spec == "alibi2d":
         mask = masks_of(dense(3, 5, p))
         masks = [torch.stack([m[0][:, t][:, :, t] for t in tokens]) for m in mask]
-        plain = blind(vispe.restore(whole)).eval()
+        plain = without_positions(vispe.restore(complete)).eval()
         plain.patch_drop = None
         close(actual, through(plain, image(), masks, keep=tokens))
 
@@ -263,12 +263,12 @@ def test_the_factory(name, spec):
     assert torch.equal(torch.load(file, weights_only=False)(x), ours(x))
     if hasattr(timm.models._builder, "update_model_args") or "_model_args" in vars(ours):
         saved = ours._model_args["pos_embed"]
-        again = timm.create_model(name, pos_embed=saved, **sizes).eval()
-        again.load_state_dict(ours.state_dict())
-        assert torch.equal(again(x), ours(x))
+        rebuilt = timm.create_model(name, pos_embed=saved, **sizes).eval()
+        rebuilt.load_state_dict(ours.state_dict())
+        assert torch.equal(rebuilt(x), ours(x))
 
 
-def test_wrong_words_and_subclasses_in_the_factory():
+def test_invalid_names_and_subclasses_in_the_factory():
     with pytest.raises(UnknownEncoding, match="Did you mean 'alibi2d'"):
         timm.create_model("eva02_tiny_patch14_224", pos_embed="alibi2")
 
@@ -296,7 +296,7 @@ def test_compile_and_export(spec):
     close(torch.export.export(ours, (x,)).module()(x), expected)
 
 
-def test_groups_and_decay_and_description():
+def test_parameter_groups_weight_decay_and_description():
     ours = vispe.convert(build("mixed"), "learned+rope+alibi2d(slopes=learned)")
     assert {"pos_enc.weight", "blocks.0.attn.pos_enc.slope"} <= ours.no_weight_decay()
     groups = param_groups_layer_decay(
@@ -314,7 +314,7 @@ def test_features_only_and_a_user_mask():
                                **{**SHAPE, "img_size": 32})  # fmt: skip
     assert [f.shape for f in getter(image(2, 3, 32, 32))] == [(2, 32, 4, 4)] * 2
     stock = build("fused qkv")
-    ours, plain = vispe.convert(copy.deepcopy(stock), "alibi2d"), blind(stock)
+    ours, plain = vispe.convert(copy.deepcopy(stock), "alibi2d"), without_positions(stock)
     mask = torch.randn(16, 16, generator=torch.Generator().manual_seed(1))
     close(
         ours.forward_features(image(), attn_mask=mask),

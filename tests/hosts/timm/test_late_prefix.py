@@ -1,4 +1,4 @@
-"""Prefix tokens that enter behind the first blocks: what holds them back, in what forms, and who cannot."""
+"""Prefix tokens that enter after the first blocks: implementation by masks, and unsupported hosts."""
 
 import open_clip
 import pytest
@@ -25,7 +25,7 @@ def image():
 
 
 @pytest.mark.parametrize("prefix", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}])
-def test_prefix_tokens_pass_by_the_first_blocks(prefix):
+def test_prefix_tokens_skip_the_first_blocks(prefix):
     model, x = built(**prefix), image()
     p = model.num_prefix_tokens
     recorded = []
@@ -39,13 +39,13 @@ def test_prefix_tokens_pass_by_the_first_blocks(prefix):
         first = [model.cls_token, model.reg_token] if "reg_tokens" in prefix else [model.cls_token]
         assert torch.equal(entering[:, :p], torch.cat(first, 1).expand(2, -1, -1))
         # without class and registers in them the first blocks are those of a model that has none
-        bare = built(class_token=False, global_pool="avg")
-        bare.load_state_dict(model.state_dict(), strict=False)
-        torch.testing.assert_close(bare.forward_intermediates(x, intermediates_only=True)[1],
+        without_prefix = built(class_token=False, global_pool="avg")
+        without_prefix.load_state_dict(model.state_dict(), strict=False)
+        torch.testing.assert_close(without_prefix.forward_intermediates(x, intermediates_only=True)[1],
                                    model.forward_intermediates(x, intermediates_only=True)[1])  # fmt: skip
 
 
-def test_recomputed_traced_unfused_and_masked_equally():
+def test_checkpointed_traced_unfused_and_masked_outputs_are_equal():
     model, x = built(), image()
     plain = model(x)
     model.set_grad_checkpointing()
@@ -58,9 +58,9 @@ def test_recomputed_traced_unfused_and_masked_equally():
         torch.testing.assert_close(model.forward_features(x, attn_mask=mask), model.forward_features(x))
     closed = torch.zeros(2, 1, 1, 16)
     closed[..., -1] = -torch.inf
-    spoiled = torch.where(torch.arange(40) >= 32, 9.0, x)  # the last column of patches
-    spoiled = torch.where(torch.arange(24)[:, None] >= 16, spoiled, x)
-    ours, other = (model.forward_features(one, attn_mask=closed)[:, :-1] for one in (x, spoiled))
+    modified = torch.where(torch.arange(40) >= 32, 9.0, x)  # the last column of patches
+    modified = torch.where(torch.arange(24)[:, None] >= 16, modified, x)
+    ours, other = (model.forward_features(one, attn_mask=closed)[:, :-1] for one in (x, modified))
     torch.testing.assert_close(ours, other)
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -81,14 +81,14 @@ def test_compiled():
     torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))
 
 
-def test_a_model_is_built_again_with_it(tmp_path):
+def test_a_model_is_rebuilt_from_its_saved_spec(tmp_path):
     model, x = built(), image()
-    again = timm.create_model("vit_tiny_patch16_224", **{**SIZES, "pos_embed": model.vispe.saved})
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again.eval()(x), model(x))
+    rebuilt = timm.create_model("vit_tiny_patch16_224", **{**SIZES, "pos_embed": model.vispe.saved})
+    rebuilt.load_state_dict(model.state_dict())
+    assert torch.equal(rebuilt.eval()(x), model(x))
 
 
-def test_who_cannot_hold_them_back():
+def test_unsupported_hosts():
     sentence = "gpsa needs prefix tokens that enter at block 2, which .* Convert a plain ViT"
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4}
     with pytest.raises(UnsupportedCombination, match=sentence):

@@ -1,4 +1,4 @@
-"""timm's NaFlexVit: images and packed patches; every sample of a batch gets what it gets alone."""
+"""timm's NaFlexVit: images and packed patches; samples of a batch are independent."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from timm.models import NaFlexVit
 import vispe
 from tests.cases import cases
 from tests.hosts.helpers import close, dense, grads, image, shake
-from tests.hosts.packed import NAFLEX, alone, naflex, pack
+from tests.hosts.packed import NAFLEX, naflex, pack, sample_of
 from vispe.errors import ShapeError, UnsupportedCombination
 
 SIZES = [(3, 5), (4, 2), (1, 6)]
@@ -28,7 +28,7 @@ ROPES = ["axial", "mixed", "dinov3"]
 
 
 def masks(sizes, prefix: int, tokens: int) -> torch.Tensor:
-    """-distance of every sample within its own grid, and -inf for padded keys, (b, 1, n, n)."""
+    """Return -distance of every sample within its grid, and -inf for padded keys, (b, 1, n, n)."""
     out = torch.zeros(len(sizes), 1, prefix + tokens, prefix + tokens)
     for i, (h, w) in enumerate(sizes):
         end = prefix + h * w
@@ -38,7 +38,7 @@ def masks(sizes, prefix: int, tokens: int) -> torch.Tensor:
 
 
 def through(model, batch, mask, keep=None) -> torch.Tensor:
-    """Tokens after timm's own blocks under a dense mask (model without table and rope)."""
+    """Return tokens after the blocks of timm under a dense mask (model without table and rope)."""
     x, _ = model.embeds(batch["patches"], patch_coord=batch["patch_coord"], patch_valid=batch["patch_valid"])
     x = x if keep is None else x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
     for block in model.blocks:
@@ -59,15 +59,15 @@ def test_a_bias_is_combined_with_the_padding_mask_per_sample_with_gradients(opti
 
 
 @cases("spec", SPECS)
-def test_packed_samples_get_what_they_get_alone(spec):
+def test_packed_samples_are_independent(spec):
     model, batch = vispe.convert(naflex(), spec), pack(SIZES, tokens=17)
-    close(model(batch), torch.cat([model(alone(batch, i)) for i in range(3)]))
+    close(model(batch), torch.cat([model(sample_of(batch, i)) for i in range(3)]))
     parts = {k: batch[k] for k in ("patch_coord", "patch_valid")}
     assert torch.equal(model(batch["patches"], **parts), model(batch))
 
 
 @cases("spec", SPECS)
-def test_packed_patches_equal_the_image_they_were_cut_from(spec):
+def test_packed_patches_equal_the_image(spec):
     model, x = vispe.convert(naflex(), spec), image()
     patches = x.unflatten(3, (5, 8)).unflatten(2, (3, 8)).permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2)
     batch = {**pack([(3, 5)] * 2), "patches": patches}
@@ -78,10 +78,10 @@ def test_packed_patches_equal_the_image_they_were_cut_from(spec):
     close(model({k: v[:, order] for k, v in batch.items()}), model(x))
 
 
-@cases("retained", ["learned", "factorized"])
+@cases("table", ["learned", "factorized"])
 @cases("spec", SPECS[:-1])
-def test_restore_is_exact_and_stock_weights_load_strictly(spec, retained):
-    stock, batch = naflex(pos_embed=retained, rope_type="mixed"), pack(SIZES)
+def test_restore_is_exact_and_stock_weights_load_strictly(spec, table):
+    stock, batch = naflex(pos_embed=table, rope_type="mixed"), pack(SIZES)
     weights = copy.deepcopy(stock.state_dict())
     ours = vispe.convert(copy.deepcopy(stock), spec)
     assert not [n for n in ours.state_dict() if "pos_embed" in n or n.startswith("rope")]
@@ -97,13 +97,13 @@ def test_restore_is_exact_and_stock_weights_load_strictly(spec, retained):
 
 
 @cases("rope", ROPES)
-def test_its_own_table_and_rope_stay_when_named(rope):
+def test_table_and_rope_are_retained_on_request(rope):
     stock, batch = naflex(rope_type=rope), pack(SIZES)
     same = vispe.convert(copy.deepcopy(stock), "learn+rope")
     assert torch.equal(same(batch), stock(batch))
     assert torch.equal(same(image()), stock(image()))
     both = vispe.convert(copy.deepcopy(stock), "learn+rope+alibi2d")
-    close(both(batch), torch.cat([both(alone(batch, i)) for i in range(3)]))
+    close(both(batch), torch.cat([both(sample_of(batch, i)) for i in range(3)]))
     assert (both(batch) - same(batch)).abs().max() > 1e-3
     both.set_grad_checkpointing()
     both.train()(batch).sum().backward()
@@ -127,7 +127,7 @@ def test_dropped_tokens_keep_their_positions_and_their_padding():
     assert vispe.convert(ours, "learned+rope_axial").train()(batch).isfinite().all()
 
 
-def test_dropout_comes_after_the_encoding():
+def test_dropout_is_applied_after_the_encoding():
     ours = vispe.convert(naflex(pos_drop_rate=0.5), "sincos2d").train()
     torch.manual_seed(0)
     assert (ours._forward_embeds(image(), None, None, None)["patches"] == 0).float().mean() > 0.4
@@ -152,7 +152,7 @@ def test_intermediates_agree_with_features(spec):
     assert [t.shape for t in taken] == [(2, 32, 3, 5)] * 2
 
 
-def test_what_belongs_to_one_grid_refuses_mixed_batches_and_takes_equal_ones():
+def test_encodings_of_one_grid_reject_mixed_batches():
     advice = "pack samples of equal grids, or use another encoding"
     for name, match in (
         (
@@ -203,18 +203,18 @@ def test_the_factory(spec):
         assert torch.equal(ours(batch), vispe.convert(stock, spec)(batch))
     assert ours.vispe.spec
     saved = getattr(ours, "_model_args", {}).get("pos_embed", spec)
-    again = timm.create_model("naflexvit_base_patch16_gap", pos_embed=saved, **options).eval()
-    again.load_state_dict(ours.state_dict())
-    assert torch.equal(again(batch), ours(batch))
+    rebuilt = timm.create_model("naflexvit_base_patch16_gap", pos_embed=saved, **options).eval()
+    rebuilt.load_state_dict(ours.state_dict())
+    assert torch.equal(rebuilt(batch), ours(batch))
 
 
 @cases("word", ["learned", "factorized", "none"])
-def test_words_of_timm_stay_its_own(word):
+def test_names_of_timm_keep_their_meaning(word):
     assert type(naflex(pos_embed=word)) is NaFlexVit
 
 
 @cases("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
-def test_models_that_timm_turns_into_naflex(name):
+def test_models_that_timm_converts_to_naflex(name):
     model = timm.create_model(name, use_naflex=True, pos_embed="alibi2d", depth=1)
     assert isinstance(model, NaFlexVit)
     assert model.vispe.spec == [{"name": "alibi2d"}]
@@ -222,10 +222,10 @@ def test_models_that_timm_turns_into_naflex(name):
 
 
 @cases("options", ["", ",on=qk,shared=false", ",method=cross,prefix_buckets=3", ",method=euclidean"])
-def test_tables_that_know_nothing_of_the_grid_serve_grids_of_several_sizes(options):
+def test_tables_independent_of_the_grid_support_several_sizes(options):
     model = vispe.convert(naflex(), f"irpe(mode=bias{options})")
     batch, none = pack(SIZES, tokens=17), vispe.convert(naflex(), "none")
     shake(model)
     none.load_state_dict({k: v for k, v in model.state_dict().items() if "pos_enc" not in k})
-    close(model(batch), torch.cat([model(alone(batch, i)) for i in range(3)]))
+    close(model(batch), torch.cat([model(sample_of(batch, i)) for i in range(3)]))
     assert (model(batch) - none(batch)).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""`pos_embed=` of timm's factory, in every spelling; timm's own words stay as they were."""
+"""`pos_embed=` of timm's factory in every spelling; names of timm keep their meaning."""
 
 import copy
 import subprocess
@@ -65,7 +65,7 @@ def test_sums_and_learn_in_sums():
 
 @cases("word", ["learn", "none", ""])
 @cases("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_words_of_timm_are_untouched_to_the_bit(word, name):
+def test_names_of_timm_give_identical_models(word, name):
     ours = make(word, name)
     patch_constructors.uninstall()
     try:
@@ -73,14 +73,14 @@ def test_words_of_timm_are_untouched_to_the_bit(word, name):
     finally:
         patch_constructors.install()
     assert type(ours) is type(stock) in (VisionTransformer, VisionTransformerDistilled)
-    mine, theirs = ours.state_dict(), stock.state_dict()
-    assert list(mine) == list(theirs)
-    assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    actual_state, expected_state = ours.state_dict(), stock.state_dict()
+    assert list(actual_state) == list(expected_state)
+    assert all(torch.equal(actual_state[k], expected_state[k]) for k in actual_state)
     assert torch.equal(ours(image()), stock(image()))
     assert vars(ours).keys() == vars(stock).keys()
 
 
-def test_the_distilled_model_has_no_table_although_timm_always_makes_one():
+def test_the_distilled_model_has_no_table():
     ours = make("alibi2d", "deit_tiny_distilled_patch16_224")
     assert isinstance(ours, VisionTransformerDistilled)
     assert ours.pos_embed is None
@@ -146,7 +146,7 @@ def test_install_twice_and_uninstall():
 
 
 def test_create_model_bound_before_vispe_is_imported():
-    """And converting a model of timm imports no other library of models."""
+    """Converting a model of timm imports no other library of models."""
     code = (
         "import sys\n"
         "from timm import create_model\n"

@@ -1,4 +1,4 @@
-"""segmentation_models_pytorch builds encoders by timm, and so with an encoding; nothing of vispe is needed for it."""
+"""segmentation_models_pytorch builds encoders by timm, so `pos_embed` works without code in vispe."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_images_of_any_size_and_gradients():
         assert all(g is not None and g.abs().max() > 0 for g in of_encoding)
 
 
-def test_the_whole_model_is_refused_with_what_to_convert():
+def test_the_complete_model_is_rejected_with_the_module_to_convert():
     with pytest.raises(UnsupportedHost, match=r"vispe\.convert\(model\.encoder\.model, \.\.\.\)"):
         vispe.convert(dpt(), "alibi2d")
 

@@ -1,4 +1,4 @@
-"""Sizes of images that users meet: registers, rectangles, tables of another grid."""
+"""Image sizes in practice: registers, rectangles, tables of another grid."""
 
 import io
 
@@ -26,7 +26,7 @@ def test_class_and_register_tokens_train(spec):
 
 
 def resampled(values, grid):
-    """A table (1, 40, d) of 4 x 10 patches on another grid, as timm resamples it."""
+    """Return a table (1, 40, d) of 4 x 10 patches on another grid, as resampled by timm."""
     image = values.unflatten(1, (4, 10)).permute(0, 3, 1, 2)
     return F.interpolate(image, grid, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
 

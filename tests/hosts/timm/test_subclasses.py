@@ -1,4 +1,4 @@
-"""Models and parts that users made: they convert, or raise; nothing stays without effect unnoticed."""
+"""Models and parts defined by users are converted or raise; an encoding is never silently without effect."""
 
 import copy
 import pickle
@@ -60,7 +60,7 @@ class OddBlock(timm.models.vision_transformer.Block):
         return super().forward(x)
 
 
-def test_parts_that_would_leave_the_encoding_without_effect_raise():
+def test_parts_that_would_disable_the_encoding_raise():
     with pytest.raises(UnsupportedHost, match=r"blocks.0.attn must be one of Attention, .* got OwnAttention"):
         vispe.convert(tiny(attn_layer=OwnAttention), "alibi2d")
     with pytest.raises(
@@ -89,31 +89,31 @@ def test_other_models_raise():
 
 
 @pytest.mark.parametrize("cls", [VisionTransformer, VisionTransformerDistilled, Eva, Plain])
-def test_the_class_of_a_converted_model_builds_whole_models(cls):
+def test_the_class_of_a_converted_model_builds_converted_models(cls):
     model = vispe.convert(tiny(cls), "alibi2d(slopes=learned)")
-    x, made = image(), type(model)
-    plain = made(**SHAPE).eval()
+    x, converted_class = image(), type(model)
+    plain = converted_class(**SHAPE).eval()
     assert type(plain) is cls
     plain.load_state_dict(vispe.restore(copy.deepcopy(model)).state_dict())
     close(plain(x), vispe.restore(copy.deepcopy(model))(x), 0)
     if cls is not Plain:  # whose constructor cannot say when it is complete
-        again = made(**SHAPE, pos_embed=model.vispe.saved).eval()
-        assert type(again) is made
-        again.load_state_dict(model.state_dict())
-        assert torch.equal(again(x), model(x))
+        rebuilt = converted_class(**SHAPE, pos_embed=model.vispe.saved).eval()
+        assert type(rebuilt) is converted_class
+        rebuilt.load_state_dict(model.state_dict())
+        assert torch.equal(rebuilt(x), model(x))
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
-    derived = type("Mine", (made,), {})
+    derived = type("Mine", (converted_class,), {})
     with pytest.raises(
         UnsupportedHost, match=f"Mine must not derive from the class of a converted {cls.__name__}"
     ):
         derived(**SHAPE)
 
 
-def test_the_class_of_a_converted_tower_builds_a_stock_one():
+def test_the_class_of_a_converted_tower_builds_stock_towers():
     tower = tiny_tower()
     plain = copy.deepcopy(tower)
-    made = type(vispe.convert(tower, "alibi2d"))
-    again = made(**TOWER).eval()
-    assert type(again) is type(plain)
-    again.load_state_dict(plain.state_dict())
-    assert torch.equal(again(image()), plain(image()))
+    converted_class = type(vispe.convert(tower, "alibi2d"))
+    rebuilt = converted_class(**TOWER).eval()
+    assert type(rebuilt) is type(plain)
+    rebuilt.load_state_dict(plain.state_dict())
+    assert torch.equal(rebuilt(image()), plain(image()))

@@ -1,4 +1,4 @@
-"""What converted models pass to attention is a table: fused kernels take their fastest form, called and compiled."""
+"""Converted models pass tables to attention, so fused kernels use their fastest path, in eager mode and compiled."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ HOSTS = {
 
 @pytest.fixture
 def reasons(monkeypatch):
-    """Why each call of attention was not one of a table, None where it was."""
+    """Return why each call of attention had no table, None for calls with one."""
     actual = []
     choose = dispatch.select_backend
 
@@ -38,7 +38,7 @@ def reasons(monkeypatch):
 
 
 class Comparisons(TorchDispatchMode):
-    """Counts comparisons of whole tensors (a learned table with infinite entries, on CPU alone)."""
+    """Count comparisons of complete tensors (a learned table with infinite entries, on the CPU only)."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Comparisons(TorchDispatchMode):
 
 @cases("spec", SPECS)
 @cases("host", HOSTS)
-def test_called(host, spec, reasons):
+def test_eager(host, spec, reasons):
     reasons.clear()
     model = vispe.convert(HOSTS[host](), spec).eval()
     with Comparisons() as first:

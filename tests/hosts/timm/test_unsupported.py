@@ -1,4 +1,4 @@
-"""What cannot be converted says why, and what to convert instead; wrappers are looked through or refused."""
+"""Errors for unsupported models name the reason and the module to convert; wrappers are unwrapped or rejected."""
 
 import importlib
 import inspect
@@ -24,21 +24,23 @@ from vispe.hosts.windows.model_table import known
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.skipif(RELEASE < (1, 0, 31), reason="older timm has fewer models")
-def test_every_reason_is_of_a_class_of_timm_and_every_class_has_one():
+def test_every_unsupported_class_of_timm_has_a_reason():
     modules = [
         importlib.import_module(f"timm.models.{m.name}") for m in pkgutil.iter_modules(timm.models.__path__)
     ]
     actual = {}
     for module in modules:
-        own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
-        actual |= {c.__name__: c for c in own if issubclass(c, nn.Module)}
+        classes = [
+            c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__
+        ]
+        actual |= {c.__name__: c for c in classes if issubclass(c, nn.Module)}
     assert set(REASONS) <= set(actual)
-    whole = [c for c in actual.values() if {"num_classes", "in_chans"} <= {*inspect.signature(c).parameters}]
-    assert len(whole) > 70
+    models = [c for c in actual.values() if {"num_classes", "in_chans"} <= {*inspect.signature(c).parameters}]
+    assert len(models) > 70
     families = tuple(f.base for f in FAMILIES)
     missing = [
         c.__name__
-        for c in whole
+        for c in models
         if not issubclass(c, families) and not known(c) and not {*map(_name, c.__mro__)} & {*REASONS}
     ]
     assert not missing
@@ -61,7 +63,7 @@ def _name(cls: type) -> str:
         ("swinv2_cr_tiny_224", "attends inside windows"),
     ],
 )
-def test_models_of_timm_say_why_not(name, words):
+def test_errors_of_unsupported_models_of_timm(name, words):
     with torch.device("meta"):
         model = timm.create_model(name)
     with pytest.raises(UnsupportedHost, match=words):
@@ -71,7 +73,7 @@ def test_models_of_timm_say_why_not(name, words):
     assert "'vit_base_patch16_224'" in refusal(type(model))
 
 
-def test_every_twin_is_a_model_of_timm_that_converts():
+def test_every_suggested_model_of_timm_converts():
     defaults = {default for table in (TRANSFORMERS, ELSEWHERE) for _, default in table.values()}
     for name in defaults:
         assert timm.is_model(name), name
@@ -84,27 +86,27 @@ TINY = {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 3
 
 
 @cases(
-    ("stem", "width", "twin"),
+    ("stem", "width", "equivalent"),
     [
         ("Data2VecVision", 768, "vit_base_patch16_224"),
         ("Yolos", 384, "deit_small_patch16_224"),
         ("Yolos", 64, "deit_small_patch16_224"),
     ],
 )
-def test_models_of_transformers_name_their_twin(stem, width, twin):
+def test_the_error_for_a_model_of_transformers_suggests_the_equivalent_of_timm(stem, width, equivalent):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = getattr(transformers, f"{stem}Config")(hidden_size=width, **TINY)
     with torch.device("meta"):
         model = getattr(transformers, f"{stem}Model")(config)
     before = type(model)
     with pytest.raises(
-        UnsupportedHost, match=rf"{stem}Model.*timm.create_model\('{twin}', pos_embed='alibi2d'\)"
+        UnsupportedHost, match=rf"{stem}Model.*timm.create_model\('{equivalent}', pos_embed='alibi2d'\)"
     ):
         vispe.convert(model, "alibi2d")
     assert type(model) is before
 
 
-def test_what_hands_every_call_on_is_looked_through():
+def test_data_parallel_is_unwrapped():
     expected = vispe.convert(tiny(), "alibi2d")
     model = nn.DataParallel(tiny())
     assert vispe.convert(model, "alibi2d") is model
@@ -113,13 +115,13 @@ def test_what_hands_every_call_on_is_looked_through():
     close(model(image()), tiny()(image()))
 
 
-def test_features_only_models_are_looked_through():
-    made = {"img_size": 64, "out_indices": (1, 2), "features_only": True}
+def test_features_only_models_are_unwrapped():
+    options = {"img_size": 64, "out_indices": (1, 2), "features_only": True}
     torch.manual_seed(0)
-    model = timm.create_model("test_vit", **made).eval()
+    model = timm.create_model("test_vit", **options).eval()
     torch.manual_seed(0)
     stock = timm.create_model(
-        "test_vit", **{**made, "features_only": False, "out_indices": None}, num_classes=0
+        "test_vit", **{**options, "features_only": False, "out_indices": None}, num_classes=0
     ).eval()
     stock.load_state_dict(model.model.state_dict(), strict=False)
     vispe.convert(model, "alibi2d")
@@ -131,10 +133,10 @@ def test_features_only_models_are_looked_through():
         assert torch.equal(actual, expected)
 
 
-def test_a_backbone_of_transformers_is_looked_through():
+def test_a_backbone_of_transformers_is_unwrapped():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    made = {"backbone": "test_vit", "use_pretrained_backbone": False, "out_indices": (1, 2)}
-    model = transformers.TimmBackbone(transformers.TimmBackboneConfig(**made)).eval()
+    options = {"backbone": "test_vit", "use_pretrained_backbone": False, "out_indices": (1, 2)}
+    model = transformers.TimmBackbone(transformers.TimmBackboneConfig(**options)).eval()
     x = image(1, 3, 64, 64)
     before = model(x).feature_maps
     vispe.convert(model, "alibi2d")
@@ -146,7 +148,7 @@ def test_a_backbone_of_transformers_is_looked_through():
         assert not torch.allclose(actual, old)
 
 
-def test_adapters_of_peft_are_looked_through():
+def test_adapters_of_peft_are_unwrapped():
     peft = pytest.importorskip("peft", reason="peft is not installed")
     config = peft.LoraConfig(r=2, target_modules=["qkv"], init_lora_weights=False)
     torch.manual_seed(0)
@@ -160,7 +162,7 @@ def test_adapters_of_peft_are_looked_through():
 
 
 @cases("verb", ["convert", "restore"])
-def test_wrappers_that_know_parameters_are_refused(verb):
+def test_wrappers_that_register_parameters_are_rejected(verb):
     act = (lambda m: vispe.convert(m, "alibi2d")) if verb == "convert" else vispe.restore
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -178,7 +180,7 @@ def test_wrappers_that_know_parameters_are_refused(verb):
         torch.distributed.destroy_process_group()
 
 
-def test_compiled_and_traced_models_are_refused():
+def test_compiled_and_traced_models_are_rejected():
     with pytest.raises(
         UnsupportedHost, match=r"OptimizedModule, which compiles .*vispe.convert\(model._orig_mod, "
     ):
@@ -187,13 +189,13 @@ def test_compiled_and_traced_models_are_refused():
         vispe.convert(nn.DataParallel(torch.compile(tiny())), "alibi2d")
     with pytest.raises(UnsupportedHost, match="is a GraphModule, rebuilt from parts of another model"):
         vispe.convert(torch.fx.symbolic_trace(tiny()), "alibi2d")
-    made = {"img_size": 64, "out_indices": (1, 2), "features_only": True}
+    options = {"img_size": 64, "out_indices": (1, 2), "features_only": True}
     with pytest.raises(UnsupportedHost, match="is a FeatureGraphNet, rebuilt from parts"):
-        vispe.convert(timm.create_model("test_vit", feature_cls="fx", **made), "alibi2d")
+        vispe.convert(timm.create_model("test_vit", feature_cls="fx", **options), "alibi2d")
 
 
 @pytest.mark.slow
-def test_a_model_compiled_in_place_runs_what_it_was_converted_to():
+def test_a_model_compiled_in_place_runs_the_converted_model():
     torch._dynamo.reset()
     model = tiny()
     model.compile(backend="eager")
@@ -208,7 +210,7 @@ class Holder(nn.Module):
         self.backbone, self.head = tiny(), nn.Linear(5, 2)
 
 
-def test_the_part_to_convert_is_named():
+def test_the_error_names_the_module_to_convert():
     with pytest.raises(UnsupportedHost, match=r"supports encodings: vispe.convert\(model.backbone, \.\.\.\)"):
         vispe.convert(Holder(), "alibi2d")
     with pytest.raises(UnsupportedHost, match=r"vispe.convert\(model.get_submodule\('0'\), \.\.\.\)"):

@@ -1,4 +1,4 @@
-"""Tests on Hugging Face's models: one thread, as they are too small for two, and what their code warns of."""
+"""Tests of models of Hugging Face: one thread for these tiny models, and filters for warnings of their code."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are stored.
+"""Reference serving engine: pages of keys and values, prompts in chunks, and stored prefixes.
 
-It does with positions what vLLM and SGLang do: it asks once for each request, keeps integers, adds the delta to
-the number of every token that is generated, and looks cosines and sines up in a table, rotated before keys are stored.
+It uses positions like vLLM and SGLang: one request for each prompt, integer positions, a delta added to the number of
+every generated token, cosines and sines from a table, and keys that are rotated before they are stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 4  # tokens of a page
 
 
 class MRotaryEmbedding(nn.Module):
-    """What engines have: a table, and sections with the axis of each pair."""
+    """Rotary layer of engines: a table, and sections with the axis of each pair."""
 
     def __init__(self, head_size: int, pairs: int, section: list[int]) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class MRotaryEmbedding(nn.Module):
             torch.stack([part[axis, :, pair] for pair, axis in enumerate(self.axes().tolist())], -1)
             for part in (result[..., :pairs], result[..., pairs:])
         )
-        return self.rotated(query, cos, sin), self.rotated(key, cos, sin)
+        return self.rotate(query, cos, sin), self.rotate(key, cos, sin)
 
-    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.view(len(x), -1, self.head_size)
         a, b = heads[..., : self.rotary_dim].chunk(2, -1)
         cos, sin = cos[:, None], sin[:, None]
@@ -55,8 +55,8 @@ class Engine(nn.Module):
 
     Args:
         text: the language model.
-        head: the layer that makes logits.
-        chunk: most tokens of a prompt that are computed at once.
+        head: the layer that computes logits.
+        chunk: maximum number of prompt tokens per step.
     """
 
     def __init__(self, text: Any, head: nn.Module, chunk: int) -> None:
@@ -71,17 +71,17 @@ class Engine(nn.Module):
         self.computed = 0
 
     def serve(self, served: Any, ids: list[int], embeds: Tensor, tokens: list[int], **grids: Any) -> Tensor:
-        """Return the logits (1 + n, vocabulary) after a prompt, and after each of n tokens that follow."""
+        """Return the logits (1 + n, vocabulary) after a prompt and after each of n further tokens."""
         positions, delta = served.positions(ids, **grids)
         # images count by value
         names = [(token, tuple(e.tolist())) for token, e in zip(ids, embeds, strict=True)]
-        retained: list[tuple[Tensor, Tensor]] = []
+        pages: list[tuple[Tensor, Tensor]] = []
         while (
-            result := self.pages.get(tuple(names[: (len(retained) + 1) * BLOCK]))
-        ) is not None and self.room(retained, ids):
-            retained.append(result)  # type: ignore[arg-type]
-        past = self.joined(retained)
-        at = len(retained) * BLOCK
+            result := self.pages.get(tuple(names[: (len(pages) + 1) * BLOCK]))
+        ) is not None and self.leaves_tokens(pages, ids):
+            pages.append(result)  # type: ignore[arg-type]
+        past = self.concatenate(pages)
+        at = len(pages) * BLOCK
         hidden = embeds.new_zeros(0)
         while at < len(ids):
             end = min(at + self.chunk, len(ids))
@@ -91,20 +91,20 @@ class Engine(nn.Module):
         logits = [self.head(hidden[-1])]
         for number, token in enumerate(tokens):
             # generated tokens are numbered on from the prompt, the same on all axes
-            place = torch.full((len(positions), 1), len(ids) + number + delta)
-            hidden, past = self.step(self.text.embed_tokens(torch.tensor([token])), place, past)
+            position = torch.full((len(positions), 1), len(ids) + number + delta)
+            hidden, past = self.step(self.text.embed_tokens(torch.tensor([token])), position, past)
             logits.append(self.head(hidden[-1]))
         return torch.stack(logits)
 
-    def room(self, retained: list[Any], ids: list[int]) -> bool:
-        """Whether one more page leaves a token to be computed."""
-        return (len(retained) + 1) * BLOCK < len(ids)
+    def leaves_tokens(self, pages: list[Any], ids: list[int]) -> bool:
+        """Return whether one more page leaves a token to compute."""
+        return (len(pages) + 1) * BLOCK < len(ids)
 
-    def joined(self, retained: list[Any]) -> list[tuple[Tensor, Tensor]] | None:
-        if not retained:
+    def concatenate(self, pages: list[Any]) -> list[tuple[Tensor, Tensor]] | None:
+        if not pages:
             return None
         return [
-            (torch.cat([page[n][0] for page in retained]), torch.cat([page[n][1] for page in retained]))
+            (torch.cat([page[n][0] for page in pages]), torch.cat([page[n][1] for page in pages]))
             for n in range(len(self.text.layers))
         ]
 

@@ -1,4 +1,4 @@
-"""Tiny models of the families beyond those of `tiny`, and a prompt with images for each, written down by hand."""
+"""Tiny models of the families beyond those of `tiny`, and a prompt with images for each."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direct
 
 
 def text_part(family: str) -> dict[str, Any]:
-    """Return the language model's part of a configuration."""
+    """Return the configuration of the language model."""
     sections = {"qwen3_5": [4, 2, 2], "glm": [2, 3, 3], "ernie": [6, 6, 4], "hunyuan": [5, 4, 4, 3]}
     kind = next((k for k in sections if family.startswith(k)), "")
     rope = ROPE | ({"mrope_section": sections.get(kind, [6, 5, 5])} if family in GRIDS else {})
@@ -160,7 +160,7 @@ def text_part(family: str) -> dict[str, Any]:
 
 
 def gemma_part(family: str) -> dict[str, Any]:
-    """Return what Gemma's language models have alongside the others."""
+    """Return the further options of Gemma's language models."""
     fast, slow = ({"rope_type": "default", "rope_theta": theta} for theta in (10.0, 100.0))
     if family == "gemma4":  # 4 of 16 pairs turn
         slow |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
@@ -187,7 +187,7 @@ def gemma_part(family: str) -> dict[str, Any]:
 
 
 def vision_part(family: str) -> dict[str, Any]:
-    """Return the part that sees."""
+    """Return the configuration of the vision tower."""
     wide = QWEN_VISION | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
     if family == "qwen2_5_omni_thinker":
         return wide | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
@@ -247,7 +247,7 @@ def vision_part(family: str) -> dict[str, Any]:
 
 @functools.cache
 def stock(family: str) -> Any:
-    """Return a random model in eval mode that nobody changes; its attention is sharp, so that positions matter."""
+    """Return a shared random model in eval mode; its attention is sharp, so that positions matter."""
     more: dict[str, Any] = BOTH | (MARKED if family in GRIDS else {})
     if family.startswith("glm") or family == "ernie4_5_vl_moe":
         more = FRAMED
@@ -293,7 +293,7 @@ def class_of(family: str) -> Any:
 
 
 def copy_of(family: str) -> Any:
-    """Return a copy of `stock`, without the offset that the stock model records in its calls."""
+    """Return a copy of `stock`, without the offset that the stock model stores in calls."""
     model = copy.deepcopy(stock(family))
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None
@@ -301,14 +301,14 @@ def copy_of(family: str) -> Any:
 
 
 class Prompt(NamedTuple):
-    """Inputs of a model, and what stands where, by hand."""
+    """Inputs of a model, and the expected segments."""
 
     inputs: dict[str, Tensor]
     segments: list[Any]
 
 
 def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
-    """Return words, an image, words, another image (of another size where there are sizes) and a word."""
+    """Return words, an image, words, another image (of another size in families with sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
     if family in TINY:

@@ -1,4 +1,4 @@
-"""Processors of tiny models, made of parts that need nothing from elsewhere."""
+"""Processors of tiny models, built without downloads."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CHAT = (
 
 
 def llava_processor() -> Any:
-    """Return one for words w0 to w249, and images of 3 x 3 tokens."""
+    """Return a processor for words w0 to w249 and images of 3 x 3 tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{k}": k for k in range(250)} | {"<eos>": 250, "<image>": IMAGE}

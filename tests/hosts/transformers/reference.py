@@ -1,4 +1,4 @@
-"""What a converted model must compute: the stock model with angles written down one by one, and slow ways to decode."""
+"""Reference for converted models: the stock model with explicit angles, and decoding without optimisation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HOST_SCHEME = {"qwen2_vl": "mrope", "qwen2_5_vl": "mrope", "qwen3_vl": "mrope_i"
 
 @functools.cache
 def stock(family: str, kv_heads: int = 1, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model that nobody changes."""
+    """Return a shared stock model, never modified."""
     return make(family, kv_heads).to(dtype)
 
 
 def copy_of(family: str, kv_heads: int = 1, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model of one's own with the weights of `stock`."""
+    """Return a new model with the weights of `stock`."""
     model = copy.deepcopy(stock(family, kv_heads, dtype))
     if family in QWEN:
         model.model.rope_deltas = None  # what the stock keeps of calls before
@@ -37,20 +37,20 @@ def copy_of(family: str, kv_heads: int = 1, dtype: torch.dtype = torch.float32) 
 
 @functools.cache
 def converted(family: str, spec: str, kv_heads: int = 1, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a converted model that nobody changes."""
+    """Return a shared converted model, never modified."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of schemes that are not text-exact; tested on its own
         return vispe.convert(copy_of(family, kv_heads, dtype), named(spec, kv_heads))
 
 
 def named(spec: str, kv_heads: int) -> str:
-    """Return a spec with the heads of mhrope named, as these models have too few to share them out."""
+    """Return a spec with explicit heads of mhrope; these models have too few for the default assignment."""
     heads = {1: [0, 0, 1], 2: [1, 0, 1]}
     return f"mhrope(sections={heads[kv_heads]})" if spec == "mhrope" and kv_heads in heads else spec
 
 
 def scheme_of(family: str, spec: str, kv_heads: int = 1) -> Scheme:
-    """Return a scheme with the sections of the model, where it has some for this layout."""
+    """Return a scheme with the sections of the model, if it has any for this layout."""
     scheme = create_scheme(named(spec, kv_heads))
     if HOST_SCHEME.get(family) == scheme.name and scheme.options()["sections"] is None:
         return create_scheme(scheme, sections=HOST_SECTIONS[family])
@@ -58,14 +58,14 @@ def scheme_of(family: str, spec: str, kv_heads: int = 1) -> Scheme:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (c, c + d_h / 2) of x (b, h, s, d_h)."""
+    """Rotate the pairs (c, c + d_h / 2) of x (b, h, s, d_h)."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 @contextlib.contextmanager
 def angles_of(model: Any, ids: Tensor, axis_of_pair: Tensor) -> Iterator[None]:
-    """Let a stock model turn its queries and keys by these coordinates (axes, b, s), whatever its position ids say."""
+    """Make a stock model rotate queries and keys by these coordinates (axes, b, s) and ignore its position ids."""
     attention = model.model.language_model.layers[0].self_attn
     frequencies = model.model.language_model.rotary_emb.inv_freq.double()
     axes = axis_of_pair if axis_of_pair.ndim == 2 else axis_of_pair[None]
@@ -90,7 +90,7 @@ def angles_of(model: Any, ids: Tensor, axis_of_pair: Tensor) -> Iterator[None]:
 
 
 def wanted_logits(family: str, spec: str, batch: Batch, kv_heads: int = 1) -> Tensor:
-    """Return the logits (b, s, v) of the stock model with the coordinates of a stream that is said by hand."""
+    """Return the logits (b, s, v) of the stock model with the coordinates of an explicit stream."""
     scheme = scheme_of(family, spec, kv_heads)
     pairs = 16
     coordinates = scheme.coordinates(batch.stream)
@@ -105,7 +105,7 @@ def wanted_logits(family: str, spec: str, batch: Batch, kv_heads: int = 1) -> Te
 
 @torch.no_grad()
 def recomputed(model: Any, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
-    """Return tokens (b, steps) and logits (b, steps, v) of greedy decoding that starts from nothing every time."""
+    """Return tokens (b, steps) and logits (b, steps, v) of greedy decoding without a cache."""
     tokens, logits = batch["input_ids"][:, :0], []
     for _ in range(steps):
         out = model(**batch.with_tokens(tokens)).logits
@@ -115,7 +115,7 @@ def recomputed(model: Any, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def last_valid(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the logits (b, v) of the last token of each row that is not padding."""
+    """Return the logits (b, v) of the last token without padding of each row."""
     if mask is None:
         return logits[:, -1]
     last = torch.where(mask.bool(), torch.arange(mask.shape[1]), -1).amax(1)
@@ -126,15 +126,15 @@ def last_valid(logits: Tensor, mask: Tensor | None) -> Tensor:
 def looped(
     model: Any, batch: Batch, steps: int, *, mask: bool = True, ids: bool = False, **first: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens and logits of greedy decoding with a cache by hand.
+    """Return tokens and logits of greedy decoding with a cache in an explicit loop.
 
     Args:
-        model: what decodes.
+        model: the model.
         batch: the prompt.
-        steps: how many tokens.
-        mask: whether the whole mask is given at every step.
-        ids: whether ordinary ids are given at every step.
-        **first: more inputs for the prompt.
+        steps: number of tokens.
+        mask: whether each step has the full mask.
+        ids: whether each step has one-dimensional position ids.
+        **first: further inputs for the prompt.
     """
     inputs = dict(batch.inputs) if mask else batch.without("attention_mask")
     recorded = batch.inputs.get("attention_mask", torch.ones_like(batch["input_ids"]))

@@ -1,4 +1,4 @@
-"""Samples of uneven length for every family: text alone, and one or two images, each with an answer at its end."""
+"""Samples of different lengths for every family: text, and one or two images, each with an answer at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPED = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "molmo2": "m
 
 
 def model_of(family: str, attention: str = "sdpa") -> Any:
-    """Return a stock model of one's own; windows are shorter than the samples."""
+    """Return a new stock model; windows are shorter than the samples."""
     model = (reference if family in tiny.FAMILIES else more).copy_of(family)
     text = model.config.get_text_config()
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
@@ -40,27 +40,27 @@ def model_of(family: str, attention: str = "sdpa") -> Any:
 
 
 def inputs_of(family: str, images: bool, words: int, seed: int) -> dict[str, Any]:
-    """Return the inputs of one sample, with so many words at its end."""
+    """Return the inputs of one sample, with this number of words at its end."""
     generator = torch.Generator().manual_seed(seed)
-    said = torch.randint(1, 200, (1, words), generator=generator)
+    tokens = torch.randint(1, 200, (1, words), generator=generator)
     if not images:
-        inputs = {"input_ids": said, "attention_mask": torch.ones_like(said)}
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     elif family in tiny.FAMILIES:
         items = [3, "image", 2] if seed % 2 else [2, "wide", 1, "image", 2]
-        inputs = tiny.batch(family, items, seed=seed).with_tokens(said)
+        inputs = tiny.batch(family, items, seed=seed).with_tokens(tokens)
     else:
         inputs = dict(more.prompt(family, seed=seed).inputs)
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], said], 1)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], tokens], 1)
         for name in [n for n in inputs if n.endswith("type_ids") or n == "attention_mask"]:
             fill = int(name == "attention_mask")
-            inputs[name] = torch.cat([inputs[name], torch.full_like(said, fill)], 1)
+            inputs[name] = torch.cat([inputs[name], torch.full_like(tokens, fill)], 1)
     if (name := TYPED.get(family)) is not None and name not in inputs:
         inputs[name] = (inputs["input_ids"] == IMAGE).long()
     return inputs
 
 
 def samples_of(family: str) -> list[OrderedPrompt]:
-    """Return text alone, two images, one image or two more, and text again."""
+    """Return text, two images, one image or two more, and text."""
     samples = []
     for images, words, seed in ((False, 5, 1), (True, 4, 2), (True, 7, 3), (False, 9, 4)):
         inputs = inputs_of(family, images, words, seed)
@@ -70,11 +70,11 @@ def samples_of(family: str) -> list[OrderedPrompt]:
 
 
 def longest_of(samples: list[OrderedPrompt]) -> int:
-    """Return a row length into which two samples fit, and not all, so that rows end in padding."""
+    """Return a row length for two samples but not all, so that rows end in padding."""
     lengths = sorted(s.inputs["input_ids"].shape[1] for s in samples)
     return lengths[-1] + lengths[0] + lengths[1] + 1
 
 
-def alone(model: Any, sample: OrderedPrompt) -> Any:
-    """Return the logits (s, v) of one sample in a call of its own."""
+def logits_of(model: Any, sample: OrderedPrompt) -> Any:
+    """Return the logits (s, v) of one sample in a separate call."""
     return model(**sample.inputs).logits[0]

@@ -1,4 +1,4 @@
-"""Refusals of position schemes: each is true for the model, and has a remedy."""
+"""Reasons for unsupported position schemes: each is true for the model, and has a remedy."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def built(kind):
 
 
 @pytest.mark.parametrize("kind", SAMPLE)
-def test_refusals_are_true_for_the_model(kind):
+def test_reasons_are_true_for_the_model(kind):
     if kind == "qwen2_5_omni":
         needs("5.21", "the language model inside is not supported")
     with pytest.raises(UnsupportedHost, match=SAMPLE[kind]) as refused:
@@ -86,14 +86,14 @@ def test_refusals_are_true_for_the_model(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REST)
-def test_refusals_of_all_other_types(kind):
+def test_reasons_for_all_other_types(kind):
     with pytest.raises(UnsupportedHost, match=REST[kind]):
         vispe.convert(built(kind), "vrope")
 
 
 @pytest.mark.slow
 def test_every_type_is_in_a_table():
-    """A new type of transformers needs a sentence that somebody has read."""
+    """A new type of transformers needs a reviewed message."""
     if transformers.__version__ < "5.24":
         pytest.skip("the table is that of 5.24")
     unbuilt = {
@@ -102,7 +102,7 @@ def test_every_type_is_in_a_table():
     assert set(classes()) - {*SAMPLE, *REST, *FAMILIES} <= unbuilt
 
 
-def test_a_type_that_vispe_does_not_know():
+def test_an_unknown_type():
     model = make("llava")
     model.config.model_type = model.model.config.model_type = "llava_from_tomorrow"
     unknown = r"image sizes of this model type are unknown to vispe \(its language model is `model\.language_model`\)"
@@ -151,7 +151,7 @@ def test_a_vision_model_of_another_library():
 
 
 class Reward(nn.Module):
-    """A head of one's own around a vision-language model."""
+    """Custom head around a vision-language model."""
 
     def __init__(self, model):
         super().__init__()

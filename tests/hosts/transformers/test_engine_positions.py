@@ -1,4 +1,4 @@
-"""Exported positions equal those of the engines' own functions, where the engines are installed."""
+"""Exported positions equal those of the functions of the engines, if the engines are installed."""
 
 import importlib.util
 import json
@@ -65,9 +65,9 @@ def test_functions_are_compiled_without_the_imports_of_their_module(program, tmp
         "def helper(x):\n    return x + 1\n"
     )
     engine = program.Engine("vllm", tmp_path)
-    made = engine.compiled("vllm/a.py", "Base.double", "helper")
-    assert made["Base"]().double(3) == 8
-    assert not hasattr(made["Base"], "other")
+    functions = engine.compiled("vllm/a.py", "Base.double", "helper")
+    assert functions["Base"]().double(3) == 8
+    assert not hasattr(functions["Base"], "other")
     assert engine.version == "unknown"
     with pytest.raises(AttributeError, match=r"vllm/a\.py of vllm has no missing\."):
         engine.compiled("vllm/a.py", "missing")

@@ -1,4 +1,4 @@
-"""Packed samples in a call: isolated with every cache and attention, refused where they cannot be, warned of."""
+"""Packed samples in a call: isolated with every cache and attention, or rejected, or a warning."""
 
 import warnings
 
@@ -28,7 +28,7 @@ PARTS = (0, 0, 4), (0, 4, 9), (1, 0, 6), (1, 6, 9)  # row, start, end
 
 
 def checked(model, **options):
-    """Assert that every part of `TOKENS` has the logits that it has alone."""
+    """Assert that every part of `TOKENS` has the logits of a separate call."""
     with torch.no_grad():
         actual = model(input_ids=TOKENS, position_ids=IDS, **options)
         for row, start, end in PARTS:
@@ -69,7 +69,7 @@ def test_isolation_with_checkpointed_layers():
 
 @pytest.mark.slow
 def test_isolation_in_compiled_programs():
-    """They cannot branch on values, so rows are always taken for packed ones."""
+    """They cannot branch on values, so rows are always treated as packed."""
     model = vispe.convert(model_of("llava"), "mrope_i")
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
@@ -84,18 +84,18 @@ def test_isolation_in_compiled_programs():
 
 def test_masks_of_packed_samples_are_made_once_for_all_layers():
     model = vispe.convert(model_of("gemma3"), "mrope_i")
-    made = []
+    masks = []
     for layer in language_model_of(model.model).layers:
         layer.self_attn.register_forward_pre_hook(
-            lambda _, args, kwargs: made.append(kwargs["attention_mask"]), with_kwargs=True
+            lambda _, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
         )
     with torch.no_grad():
         model(input_ids=TOKENS, position_ids=IDS)
-    assert len({id(mask) for mask in made}) == 2  # one for each kind of layers
+    assert len({id(mask) for mask in masks}) == 2  # one for each kind of layers
 
 
 @cases("side", ["left", "right"])
-def test_a_mask_is_warned_of_where_it_hides_packed_samples(side):
+def test_a_mask_that_hides_packed_samples_warns(side):
     model = vispe.convert(model_of("llava"), "mrope_i")
     ones = torch.ones_like(TOKENS)
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
@@ -112,7 +112,7 @@ def test_a_mask_is_warned_of_where_it_hides_packed_samples(side):
             model(**sample.inputs, position_ids=ids)
 
 
-def test_a_mask_of_ones_own_is_taken_as_it_is():
+def test_a_custom_mask_is_used_unchanged():
     model = vispe.convert(model_of("llava"), "mrope_i")
     with torch.no_grad():
         recorded = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
@@ -142,7 +142,7 @@ def test_attention_that_takes_no_mask_is_refused():
         model(input_ids=TOKENS, position_ids=IDS)
 
 
-def test_flash_attention_is_told_where_samples_end():
+def test_flash_attention_receives_sample_lengths():
     text = language_model_of(vispe.convert(model_of("llava"), "mrope_i").model)
     text.config._attn_implementation = "flash_attention_2"
     settings = flash_arguments(text, samples_of(IDS))
@@ -175,8 +175,8 @@ def test_numbers_of_samples():
 
 
 @cases("family", [family for family in TYPED if family not in LACKING])
-def test_images_that_meet_at_the_end_of_a_sample(family):
-    """Image tokens attend to their whole block, which must not go on into the next sample."""
+def test_adjacent_images_of_two_samples(family):
+    """Image tokens attend to their entire block, which must not extend into the next sample."""
     model = vispe.convert(model_of(family), "mrope_i")
     tokens = torch.tensor([[4, 5, *[IMAGE] * 9, *[IMAGE] * 9, 7, 8]])
     ids = torch.cat([torch.arange(11), torch.arange(11)])[None]
@@ -196,7 +196,7 @@ def test_images_that_meet_at_the_end_of_a_sample(family):
 
 
 @cases("attention", ["sdpa", "eager"])
-def test_layers_that_are_given_the_last_tokens_only(attention):
+def test_layers_that_receive_the_last_tokens_only(attention):
     """Gemma 4: the last layers reuse keys of earlier ones, and masks are cut to the logits that are stored."""
     kinds = ["sliding_attention", "full_attention"] * 3
     part = text_part("gemma4") | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": kinds}

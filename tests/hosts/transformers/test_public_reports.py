@@ -1,4 +1,4 @@
-"""Situations that users of vision-language models reported, tried on converted models."""
+"""Situations that users of vision-language models reported, reproduced with converted models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_compiled_interleaved_schemes_equal_eager(spec):
 
 @cases("spec", ["xdrope", "mrope_i", "vrope"])
 def test_four_sections_of_hunyuan(spec):
-    """vLLM#56078, #55140: four sections where three were assumed."""
+    """vLLM#56078, #55140: four sections instead of the assumed three."""
     if not hasattr(transformers, "HunYuanVLConfig"):
         pytest.skip("this transformers has no HunYuan-VL")
     inputs, model = prompt("hunyuan_vl").inputs, copy.deepcopy(stock("hunyuan_vl"))
@@ -43,7 +43,7 @@ def test_four_sections_of_hunyuan(spec):
 
 
 @cases("spec", ["vrope", "v2pe(stride=4)"])
-def test_a_loop_of_ones_own_with_chunks_gives_the_tokens_of_full_passes(spec):
+def test_a_custom_loop_with_chunks_equals_full_passes(spec):
     """mlx-vlm#1619, #1755, #1527: the offset was lost in decoding, and later chunks were counted from 0."""
     model = converted("qwen2_5_vl", spec)
     inputs = batch("qwen2_5_vl", ["image", 4, 6], mask=False).inputs
@@ -58,6 +58,6 @@ def test_a_loop_of_ones_own_with_chunks_gives_the_tokens_of_full_passes(spec):
             token = step.logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, token], 1)
             types = torch.cat([types, torch.zeros_like(token)], 1)
-            whole = model(input_ids=ids, mm_token_type_ids=types, **images, use_cache=False).logits[:, -1]
+            expected = model(input_ids=ids, mm_token_type_ids=types, **images, use_cache=False).logits[:, -1]
             step = model(input_ids=token, **{CACHE: cache})
-            torch.testing.assert_close(step.logits[:, -1], whole, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(step.logits[:, -1], expected, rtol=1e-4, atol=1e-4)

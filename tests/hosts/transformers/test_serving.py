@@ -37,7 +37,7 @@ LAYERED = [
 
 
 def row(family, *items, seed=1):
-    """Inputs of one prompt, and its grids."""
+    """Return inputs and grids of one prompt."""
     sample = batch(family, list(items), seed=seed)
     grids = {k: sample.inputs[k] for k in ("image_grid_thw", "video_grid_thw") if k in sample.inputs}
     if family == "qwen2_5_vl" and "video_grid_thw" in grids:
@@ -46,7 +46,7 @@ def row(family, *items, seed=1):
 
 
 def embedded(model, sample):
-    """The embeddings (s, width) that the language model is called with."""
+    """Return the input embeddings (s, width) of the language model."""
     recorded = []
     text = model.model.language_model
     hook = text.register_forward_pre_hook(
@@ -59,7 +59,7 @@ def embedded(model, sample):
 
 
 def rounded(served, sample, grids, more):
-    """The coordinates of a prompt and what follows, as the table has them."""
+    """Return the rounded coordinates of a prompt and its continuation in the table."""
     ids, delta = served.positions(sample["input_ids"][0].tolist(), **grids)
     after = torch.arange(ids.shape[1], ids.shape[1] + more) + delta
     ids = torch.cat([ids, after.expand(len(ids), -1)], 1)
@@ -105,7 +105,7 @@ def test_a_rotary_layer_with_two_names(name, tmp_path):
 @cases("chunk", [3, 64])
 @cases("name", ["mrope", "mrope_i", "rope1d", *sorted(ROUNDED), *LAYERED])
 @cases("family", ["qwen2_vl", "qwen2_5_vl"])
-def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
+def test_outputs_of_an_engine_equal_the_model(family, name, chunk, tmp_path):
     stock = make(family)
     model = converted(family, name)
     serve_positions(model, positions=512, grid_thw=SMALL, nearest=name in ROUNDED).save(tmp_path)
@@ -128,22 +128,20 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
         counts.append((engine.computed - before, len(embeds) + 3))
     # words before an image, and the whole first prompt, were stored in pages and not computed again
     assert counts[0][0] == counts[0][1]
-    assert all(made <= all_ - 8 for made, all_ in counts[1:])
+    assert all(computed <= all_ - 8 for computed, all_ in counts[1:])
     assert counts[3][0] <= 3 + 4
 
 
-def test_pages_of_words_are_the_same_with_images_behind_them():
+def test_pages_of_text_do_not_depend_on_later_images():
     rows = TableRows.reaching(create_scheme("videorope"), 64, SMALL)
-    with_picture, alone = rows.requests(
-        Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")
-    )
-    assert with_picture.ids[:, :4].tolist() == [list(range(4))] * 3
-    assert alone.ids.tolist() == [list(range(9))] * 3
-    assert alone.delta == 0
+    mixed, text = rows.requests(Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right"))
+    assert mixed.ids[:, :4].tolist() == [list(range(4))] * 3
+    assert text.ids.tolist() == [list(range(9))] * 3
+    assert text.delta == 0
 
 
 @cases("name", ["v2pe", "videorope", "circlerope"])
-def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
+def test_fractions_and_negative_coordinates_have_separate_rows(name):
     rows = TableRows.reaching(create_scheme(name), 64, SMALL, nearest=True)
     values = rows.values()
     assert len(values) == rows.size == len(values.unique())
@@ -154,12 +152,12 @@ def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
 
 
 @cases("name", sorted(REFUSED))
-def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
+def test_schemes_that_engines_cannot_continue_are_rejected(name):
     with pytest.raises(UnsupportedCombination, match=f"Engines need {REFUSED[name]}"):
         serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, grid_thw=SMALL)
 
 
-def test_refusals_say_what_to_do(tmp_path):
+def test_errors_have_a_remedy(tmp_path):
     with pytest.raises(UnsupportedHost, match="whose tokens they number one by one"):
         serve_positions(make("llava"), "v2pe", positions=64)
     with pytest.raises(InputError, match=r"no config\.json"):
@@ -185,7 +183,7 @@ def test_refusals_say_what_to_do(tmp_path):
 
 
 @cases("family", QWEN)
-def test_a_folder_serves_as_the_model_does(family, tmp_path):
+def test_serving_from_a_folder(family, tmp_path):
     """Weights are not read; the scheme, the sections and the frequencies are those of the configuration."""
     model = converted(family, "mrope_i")
     with pytest.warns(UserWarning, match="mrope_i"):
@@ -207,7 +205,7 @@ def test_a_folder_serves_as_the_model_does(family, tmp_path):
 
 
 @cases("seconds", [None, [0.5]])
-def test_a_prompt_of_a_video_takes_its_seconds(seconds):
+def test_seconds_of_a_video_prompt(seconds):
     served = serve_positions(make("qwen2_5_vl"), positions=99, grid_thw=SMALL)
     ids = [3, *[VIDEO] * 12, 4]
     more = {} if seconds is None else {"second_per_grid_ts": seconds}

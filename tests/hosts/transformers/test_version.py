@@ -1,4 +1,4 @@
-"""Every family from conversion to generation; CI runs this file with the oldest transformers, too."""
+"""Every family from conversion to generation; CI also runs this file with the oldest supported transformers."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_generation_equals_a_full_pass(family):
 
 @pytest.mark.parametrize("spec", ["mrope_i", "alibi2d"])
 @pytest.mark.parametrize("version", ["4.57.6", "5.16.0", "5.16.1.dev0"])
-def test_an_older_version_is_refused_before_anything_is_changed(monkeypatch, version, spec):
+def test_an_older_version_is_rejected_before_any_change(monkeypatch, version, spec):
     model = make("qwen2_vl")
     before = [type(m) for m in model.modules()]
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
@@ -49,7 +49,7 @@ def test_an_older_version_is_refused_before_anything_is_changed(monkeypatch, ver
     assert [type(m) for m in model.modules()] == before
 
 
-def test_the_extra_asks_for_the_oldest_version():
+def test_the_extra_requires_the_oldest_version():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bound = next(line for line in extras["vlm"] if line.startswith("transformers>="))
     assert release(OLDEST)[: bound.count(".") + 1] == release(bound)
@@ -61,7 +61,7 @@ def test_versions_are_compared_as_numbers():
 
 
 @pytest.mark.slow
-def test_a_language_model_alone_needs_nothing_of_vision_towers():
+def test_language_models_import_no_vision_towers():
     done = subprocess.run(
         [sys.executable, "-c", LANGUAGE_ONLY],
         capture_output=True,

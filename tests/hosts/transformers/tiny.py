@@ -1,4 +1,4 @@
-"""Random vision-language models of a few thousand weights, and inputs for them as their processors would give them."""
+"""Random vision-language models of a few thousand weights, and inputs in the format of their processors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MARKED = {"vision_start_token_id": START, "vision_end_token_id": END, "video_tok
 
 
 def needs(version: str, reason: str) -> None:
-    """Skip the rest of a test or case with transformers before a version."""
+    """Skip the rest of a test or case with transformers older than a version."""
     installed = transformers.__version__
     if release(installed) < release(version):
         pytest.skip(f"transformers {version} or later is needed, got {installed}: {reason}")
@@ -105,7 +105,7 @@ CLASSES = {
 
 
 def make(family: str, kv_heads: int = 1, seed: int = 0) -> Any:
-    """Return a model in eval mode whose attention is sharp, so that positions matter, and that only says words."""
+    """Return a model in eval mode with sharp attention, so that positions matter, that generates only words."""
     torch.manual_seed(seed)
     model = getattr(transformers, CLASSES[family])(config(family, kv_heads)).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -123,7 +123,7 @@ def make(family: str, kv_heads: int = 1, seed: int = 0) -> Any:
 
 @dataclass
 class Batch:
-    """Inputs of a model, and the same said by hand."""
+    """Inputs of a model, and the equivalent stream."""
 
     family: str
     inputs: dict[str, Any]
@@ -134,11 +134,11 @@ class Batch:
         return self.inputs[name]
 
     def without(self, *names: str) -> dict[str, Any]:
-        """Return the inputs but for some."""
+        """Return the inputs except for some."""
         return {k: v for k, v in self.inputs.items() if k not in names}
 
     def with_tokens(self, tokens: Tensor) -> dict[str, Any]:
-        """Return the inputs with text tokens (b, n) after every row."""
+        """Return the inputs with text tokens (b, n) appended to every row."""
         longer = dict(self.inputs, input_ids=torch.cat([self["input_ids"], tokens], 1))
         for name, fill in (("attention_mask", 1), ("mm_token_type_ids", 0)):
             if name in longer:
@@ -147,7 +147,7 @@ class Batch:
 
 
 class _Writer:
-    """Collects what one batch has: tokens and segments of each row, pixels and grids of all."""
+    """Collects one batch: tokens and segments of each row, pixels and grids of all."""
 
     def __init__(self, family: str, seed: int) -> None:
         self.family = family
@@ -179,7 +179,7 @@ class _Writer:
             self.rows[-1][0].extend([token] * sum(t * h * w for t, h, w, _ in segment.parts()))
             self.rows[-1][1].append(segment)
 
-    def add(self, item: Any, alone: bool) -> None:
+    def add(self, item: Any, single: bool) -> None:
         if isinstance(item, int):
             return self.text(item)
         if self.family in QWEN:
@@ -205,9 +205,9 @@ class _Writer:
             return self.insert(IMAGE, Image(SIDE, SIDE))
         tall, cols = (size, 2 * size) if item == "wide" else (size, size)
         self.sizes.append([tall, cols])
-        cut = (2 if item == "wide" else 1) if alone else 0
+        cut = (2 if item == "wide" else 1) if single else 0
         self.pixels.append(self.noise(1 + cut, 3, size, size))
-        if not alone:
+        if not single:
             return self.insert(IMAGE, Image(SIDE, SIDE), Image(1, 1))
         return self.insert(IMAGE, Image(SIDE, SIDE), Image(SIDE, cut * SIDE + 1))
 
@@ -255,12 +255,12 @@ def batch(
 
     Args:
         family: of the model.
-        *rows: items of each row: a number of words, 'image', 'wide' (of another size where the family has sizes, in
-            tiles where it has these), 'bare' and 'barewide' (without markers), or 'video'.
-        padding: on which side.
+        *rows: items of each row: a number of words, 'image', 'wide' (of another size in families with sizes, in
+            tiles in families with tiles), 'bare' and 'barewide' (without markers), or 'video'.
+        padding: side.
         seed: of words and pixels.
-        mask: whether to give an attention mask.
-        counted: whether LLaVA-OneVision is told how many images there are; it cuts images that are alone.
+        mask: whether to return an attention mask.
+        counted: whether LLaVA-OneVision receives the number of images; it tiles single images.
     """
     w = _Writer(family, seed)
     for items in rows:

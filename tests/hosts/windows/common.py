@@ -1,4 +1,4 @@
-"""Tiny models with windows, of timm, torchvision and transformers, and their attention written out."""
+"""Tiny models with windows, of timm, torchvision and transformers, and explicit attention for them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ MODELS = {
 
 
 def build(name: str) -> nn.Module:
-    """A random model in double precision."""
+    """Return a random model in double precision."""
     if "hub" in name:
         pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     torch.manual_seed(0)
@@ -111,12 +111,12 @@ def run(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The module that has the layers."""
+    """Return the module that contains the layers."""
     return getattr(model, "vision_encoder", model)
 
 
 def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
-    """Give a stock model the logits -slopes[i] * distance inside its windows, without its own tables."""
+    """Give a stock model the logits -slopes[i] * distance inside its windows, without its tables."""
     for (_, _, attn), slope in zip(attentions(inner(model)), slopes, strict=True):
 
         def bias(h: int, w: int, prefix: int = 0, slope: Tensor = slope) -> Tensor:
@@ -133,11 +133,11 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
             attn.get_relative_position_bias = lambda bias=bias, attn=attn: bias(*attn.window_size)[None]
         elif isinstance(attn, nn.MultiheadAttention):
 
-            def whole(x, *_, attn=attn, bias=bias, **__):
+            def attend(x, *_, attn=attn, bias=bias, **__):
                 qkv = nn.functional.linear(x, attn.in_proj_weight, attn.in_proj_bias)
                 return attn.out_proj(_attention(qkv, attn.num_heads, bias(4, 4, 1))), None
 
-            attn.forward = whole
+            attn.forward = attend
         elif hasattr(attn, "q_proj"):
 
             def rotated(hidden_states, position_embeddings, attn=attn, bias=bias):
@@ -166,7 +166,7 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
 
 
 class _Fixed(nn.Module):
-    """Stands for the network of Swin V2."""
+    """Constant in place of the network of Swin V2."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _Fixed(nn.Module):
 
 
 def _offsets(bias: Tensor, h: int, w: int) -> Tensor:
-    """Return the table (offsets, heads) of a bias (heads, n, n) that depends on the offset of cells alone."""
+    """Return the table (offsets, heads) of a bias (heads, n, n) that depends only on the offset of cells."""
     rows = []
     for dy in range(1 - h, h):
         for dx in range(1 - w, w):

@@ -1,4 +1,4 @@
-"""Encoders that are copies of SAM's, and that of SAM 3, which turns queries and keys."""
+"""Encoders derived from SAM's, and the encoder of SAM 3, which rotates queries and keys."""
 
 import copy
 import inspect
@@ -32,7 +32,7 @@ MORE = {
 
 
 def encoder(name):
-    """A random encoder in double precision, by the full name of its class."""
+    """Return a random encoder in double precision, by the full name of its class."""
     module, _, kind = name.rpartition(".")
     actual = getattr(pytest.importorskip(module, reason="this transformers does not have it"), kind)
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def encoder(name):
 
 
 @cases("name", sorted(LIKE_SAM))
-def test_copies_of_sams_encoder_take_what_sam_takes(name):
+def test_derived_encoders_support_the_encodings_of_sam(name):
     stock, x = encoder(name), image("hub_sam")
     model, before = copy.deepcopy(stock), run(stock, x)
     vispe.convert(model, "none+learn")
@@ -58,7 +58,7 @@ def test_copies_of_sams_encoder_take_what_sam_takes(name):
     assert torch.equal(run(model, x), before)
 
 
-def test_a_whole_model_takes_it_in_its_encoder():
+def test_the_encoder_of_a_complete_model_is_converted():
     config = transformers.SamHQConfig(
         vision_config={**SHAPE, "image_size": 64, "num_pos_feats": 8},
         prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8},
@@ -77,7 +77,7 @@ def test_a_whole_model_takes_it_in_its_encoder():
     assert torch.equal(model(**sample).pred_masks, before)
 
 
-def test_sam2_is_refused_and_names_a_twin():
+def test_sam2_is_rejected_with_a_suggestion():
     with torch.device("meta"):
         model = transformers.Sam2VisionModel(transformers.Sam2VisionConfig())
     for one in (model, model.backbone):
@@ -87,7 +87,7 @@ def test_sam2_is_refused_and_names_a_twin():
             vispe.convert(one, "alibi2d")
 
 
-def test_the_rotation_of_sam3_stays_or_goes():
+def test_the_rotation_of_sam3_is_optional():
     model, x = build("hub_sam3"), image("hub_sam3")
     before = run(model, x)
     vispe.convert(model, "alibi2d+learn+rope")
@@ -105,28 +105,28 @@ def test_the_rotation_of_sam3_stays_or_goes():
     assert torch.equal(run(model, x), before)
 
 
-def test_sam3_is_saved_and_loaded_and_shows_its_weights(tmp_path):
+def test_sam3_is_saved_and_loaded_and_returns_attention_weights(tmp_path):
     model, x = build("hub_sam3").float(), image("hub_sam3").float()
     vispe.convert(model, "alibi2d(slopes=learned)")
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
-    again = vispe.from_pretrained(transformers.Sam3ViTModel, tmp_path).eval()
-    close(run(again, x), run(model, x), 1e-6)
-    whole = transformers.Sam3VisionModel(
+    reloaded = vispe.from_pretrained(transformers.Sam3ViTModel, tmp_path).eval()
+    close(run(reloaded, x), run(model, x), 1e-6)
+    complete = transformers.Sam3VisionModel(
         transformers.Sam3VisionConfig(
             backbone_config=model.config.to_dict(), fpn_hidden_size=16, num_pos_feats=8
         )
     ).eval()
-    vispe.convert(whole, "alibi2d")
-    assert "Sam3ViTModel" in vispe.describe(whole)
-    again.set_attn_implementation("eager")
-    out = again(x, output_attentions=True)
+    vispe.convert(complete, "alibi2d")
+    assert "Sam3ViTModel" in vispe.describe(complete)
+    reloaded.set_attn_implementation("eager")
+    out = reloaded(x, output_attentions=True)
     close(out.last_hidden_state, run(model, x), 1e-5)
     close(out.attentions[1].sum(-1), torch.ones(out.attentions[1].shape[:-1]), 1e-5)
 
 
 @cases("kind", ["sam", "sam3", "swin", "vitdet"])
-def test_weights_that_are_shown_are_those_that_made_the_output(kind):
+def test_returned_weights_are_part_of_the_graph(kind):
     model, x = build(f"hub_{kind}").train(), image(f"hub_{kind}")
     if kind == "sam":
         torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_weights_that_are_shown_are_those_that_made_the_output(kind):
     assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
 
 
-def test_the_backbone_of_swin_takes_an_encoding():
+def test_the_backbone_of_swin():
     config = transformers.SwinConfig(
         image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,
         use_absolute_embeddings=True, out_features=["stage1", "stage2"],

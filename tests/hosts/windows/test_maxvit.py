@@ -1,4 +1,4 @@
-"""timm's MaxViT and CoAtNet: attention in windows, in grids and on whole maps, written out."""
+"""MaxViT and CoAtNet of timm: explicit attention in windows, in grids and on full maps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = "alibi2d(slopes=learned,normalize=none,wrap=false)"
 
 
 def build(name, **options):
-    """A random model in double precision; windows and grids of 4 x 4, whole maps of 8 x 8 and 4 x 4."""
+    """Return a random model in double precision; windows and grids of 4 x 4, full maps of 8 x 8 and 4 x 4."""
     torch.manual_seed(0)
     return shake(timm.create_model(**MODELS[name], img_size=128, num_classes=3, **options)).double().eval()
 
@@ -38,34 +38,34 @@ def image(size=128):
 
 
 def slopes_of(model):
-    """A slope for every head of every layer."""
+    """Return a slope for every head of every layer."""
     generator = torch.Generator().manual_seed(2)
     return [torch.rand(m.num_heads, generator=generator).double() for _, _, m in attentions(model)]
 
 
 def by_hand(model, slopes):
-    """Let every layer add -slope * distance, in place of its own bias."""
+    """Make every layer add -slope * distance instead of its bias."""
     for (_, _, attn), slope in zip(attentions(model), slopes, strict=True):
-        far = dense(*attn.rel_pos.window_size, 0, wrap=False, normalize=False).double()
-        attn.rel_pos.get_bias = lambda far=far, slope=slope: -slope[:, None, None] * far
+        distances = dense(*attn.rel_pos.window_size, 0, wrap=False, normalize=False).double()
+        attn.rel_pos.get_bias = lambda distances=distances, slope=slope: -slope[:, None, None] * distances
     return model
 
 
 @pytest.mark.slow
 @every
-def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
+def test_slopes_and_their_gradients_equal_explicit_attention(name):
     ours, stock = vispe.convert(build(name), SPEC), build(name)
-    own = [s.requires_grad_() for s in slopes_of(stock)]
-    by_hand(stock, own)
+    slopes = [s.requires_grad_() for s in slopes_of(stock)]
+    by_hand(stock, slopes)
     layers = [m for _, _, m in attentions(ours)]
     with torch.no_grad():
-        for attn, slope in zip(layers, own, strict=True):
+        for attn, slope in zip(layers, slopes, strict=True):
             attn.pos_enc.slope.copy_(slope)
     x = image()
     actual, expected = ours(x), stock(x)
     close(actual, expected, 1e-6)
     towards = cotangent(actual, 3)
-    grads = torch.autograd.grad((expected * towards).sum(), own)
+    grads = torch.autograd.grad((expected * towards).sum(), slopes)
     (actual * towards).sum().backward()
     for attn, grad in zip(layers, grads, strict=True):
         close(attn.pos_enc.slope.grad, grad, 1e-5)
@@ -73,16 +73,16 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
 
 @partly(3)
 @every
-def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
+def test_conversion_restoring_and_loading_are_bit_exact(name):
     model, x = build(name), image()
     before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
     vispe.convert(model, SPEC)
     assert not torch.equal(model(x), before)
     model.load_state_dict(state)  # strictly; the bias of the stock model has no position
     converted = model(x)
-    again = vispe.convert(build(name), SPEC)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(x), converted)
+    reloaded = vispe.convert(build(name), SPEC)
+    reloaded.load_state_dict(model.state_dict())
+    assert torch.equal(reloaded(x), converted)
     vispe.restore(model)
     assert list(model.state_dict()) == list(state)
     assert torch.equal(model(x), before)
@@ -90,7 +90,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
 
 @partly(3)
 @every
-def test_a_stored_bias_is_that_of_stock(name):
+def test_a_stored_bias_equals_stock(name):
     model, x = build(name), image()
     before = model(x)
     vispe.convert(model, SPEC, keep_abs=True)
@@ -103,7 +103,7 @@ def test_a_stored_bias_is_that_of_stock(name):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's own resampling
 @partly(2)
 @every
-def test_another_input_size_and_the_bias_comes_back_for_it(name):
+def test_the_bias_is_restored_for_another_input_size(name):
     model, stock, x = vispe.convert(build(name), "alibi2d"), build(name), image(192)
     for m in (model, stock):
         m.set_input_size((192, 192))
@@ -116,7 +116,7 @@ def test_another_input_size_and_the_bias_comes_back_for_it(name):
 
 @partly(2)
 @every
-def test_a_graph_of_fx_says_the_same(name):
+def test_a_graph_of_fx_equals_the_model(name):
     model, x = vispe.convert(build(name), "alibi2d"), image()
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
 
@@ -130,7 +130,7 @@ def test_timm_builds_it_with_an_encoding():
 
 
 def small(block, **attention):
-    """Two stages of one kind of block, of a class that no registered model of timm has."""
+    """Return two stages of one kind of block, of a class that no registered model of timm has."""
     cfg = MaxxVitCfg(
         embed_dim=(16, 32), depths=(1, 1), block_type=(block,) * 2, stem_width=8,
         transformer_cfg=MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), **attention),
@@ -140,7 +140,7 @@ def small(block, **attention):
 
 
 @pytest.mark.parametrize("block", ["M", "PM", "T"])
-def test_layers_without_a_bias_know_their_grid(block):
+def test_layers_without_a_bias_store_their_grid(block):
     model, x = small(block, rel_pos_type=""), image(64)
     before = model(x)
     vispe.convert(model, SPEC)
@@ -150,6 +150,6 @@ def test_layers_without_a_bias_know_their_grid(block):
     assert torch.equal(model(x), before)
 
 
-def test_a_model_without_attention_is_refused():
+def test_a_model_without_attention_is_rejected():
     with pytest.raises(UnsupportedHost, match="must have attention layers"):
         vispe.convert(small("C"), SPEC)

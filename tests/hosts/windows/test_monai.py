@@ -1,4 +1,4 @@
-"""MONAI's ViT, UNETR and SwinUNETR on images and volumes, against attention written out."""
+"""MONAI's ViT, UNETR and SwinUNETR on images and volumes, against explicit attention."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def volume(name, seed=1):
     return torch.randn(2, *MODELS[name][1], generator=torch.Generator().manual_seed(seed)).double()
 
 
-def said(model, x):
+def outputs(model, x):
     out = model(x)
     return (
         out[0]
@@ -76,8 +76,8 @@ def spec_of(name):
     return f"{word}(slopes=learned,normalize=none,wrap=false)"
 
 
-def far(*shape, prefix=0):
-    """Distances between all cells, by hand; tokens without a position are 0 away."""
+def distances(*shape, prefix=0):
+    """Return distances between all cells; tokens without a position have distance 0."""
     cells = torch.cartesian_prod(*(torch.arange(n).double() for n in shape)).reshape(-1, len(shape))
     distance = torch.zeros(len(cells) + prefix, len(cells) + prefix, dtype=torch.float64)
     distance[prefix:, prefix:] = (cells[:, None] - cells).square().sum(-1).sqrt()
@@ -85,10 +85,10 @@ def far(*shape, prefix=0):
 
 
 def by_hand(model, name, slopes):
-    """Let every layer of a stock model add -slope * distance, without the model's own tables."""
+    """Make every layer of a stock model add -slope * distance, without the tables of the model."""
     for (_, _, attn), slope in zip(attentions(model), slopes, strict=True):
         if name.startswith("swin"):
-            bias = (-slope[:, None, None] * far(*attn.window_size)).permute(1, 2, 0)
+            bias = (-slope[:, None, None] * distances(*attn.window_size)).permute(1, 2, 0)
             index = attn.relative_position_index.flatten()
             one = torch.zeros(len(attn.relative_position_bias_table), dtype=torch.long)
             one.scatter_(0, index, torch.arange(len(index)))  # a pair of cells for each offset
@@ -97,7 +97,7 @@ def by_hand(model, name, slopes):
             attn.relative_position_bias_table = table
             continue
         shape = {"unetr": (1, 2, 3), "vit_class": (4, 4)}.get(name, (4, 4, 4))
-        bias = -slope[:, None, None] * far(*shape, prefix=int(name == "vit_class"))
+        bias = -slope[:, None, None] * distances(*shape, prefix=int(name == "vit_class"))
         attn.rel_positional_embedding = lambda x, logits, q, bias=bias: logits + bias
     for module in model.modules():
         if hasattr(module, "position_embeddings"):
@@ -112,20 +112,20 @@ def slopes_of(model):
 
 @pytest.mark.slow
 @every
-def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
+def test_slopes_and_their_gradients_equal_explicit_attention(name):
     ours, stock = vispe.convert(build(name), spec_of(name)), build(name)
-    own = [s.requires_grad_() for s in slopes_of(stock)]
+    slopes = [s.requires_grad_() for s in slopes_of(stock)]
     layers = [m for _, _, m in attentions(ours)]
     with torch.no_grad():
-        for attn, slope in zip(layers, own, strict=True):
+        for attn, slope in zip(layers, slopes, strict=True):
             attn.pos_enc.slope.copy_(slope)
     x = volume(name)
     if name.startswith("swin"):  # only where windows are whole: stock reads its table as if they were
         x = torch.randn(1, 1, 64, 64, 64, generator=torch.Generator().manual_seed(1)).double()
-    actual, expected = said(ours, x), said(by_hand(stock, name, own), x)
+    actual, expected = outputs(ours, x), outputs(by_hand(stock, name, slopes), x)
     close(actual, expected, 1e-6)
     towards = cotangent(actual, 3)
-    grads = torch.autograd.grad((expected * towards).sum(), own)
+    grads = torch.autograd.grad((expected * towards).sum(), slopes)
     (actual * towards).sum().backward()
     for attn, grad in zip(layers, grads, strict=True):
         close(attn.pos_enc.slope.grad, grad, 1e-4)
@@ -133,45 +133,45 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
 
 @partly(3)
 @every
-def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
+def test_conversion_copies_restoring_and_loading_are_bit_exact(name):
     model, x = build(name), volume(name)
-    before, state = said(model, x), {k: v.clone() for k, v in model.state_dict().items()}
+    before, state = outputs(model, x), {k: v.clone() for k, v in model.state_dict().items()}
     vispe.convert(model, spec_of(name))
-    assert not torch.equal(said(model, x), before)
+    assert not torch.equal(outputs(model, x), before)
     model.load_state_dict(state)  # strictly; the tables of the stock model have no position
-    converted = said(model, x)
-    assert torch.equal(said(copy.deepcopy(model), x), converted)
-    again = vispe.convert(build(name), spec_of(name))
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(said(again, x), converted)
+    converted = outputs(model, x)
+    assert torch.equal(outputs(copy.deepcopy(model), x), converted)
+    reloaded = vispe.convert(build(name), spec_of(name))
+    reloaded.load_state_dict(model.state_dict())
+    assert torch.equal(outputs(reloaded, x), converted)
     torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN
     try:
-        again.to("meta").to_empty(device="cpu")
+        reloaded.to("meta").to_empty(device="cpu")
     finally:
         torch.use_deterministic_algorithms(False)
-    again.load_state_dict(model.state_dict())
+    reloaded.load_state_dict(model.state_dict())
     for path, buffer in model.named_buffers():
         if path.endswith("relative_position_index"):
-            again.get_buffer(path).copy_(buffer)
-    assert torch.equal(said(again, x), converted)
+            reloaded.get_buffer(path).copy_(buffer)
+    assert torch.equal(outputs(reloaded, x), converted)
     vispe.restore(model)
     assert list(model.state_dict()) == list(state)
-    assert torch.equal(said(model, x), before)
+    assert torch.equal(outputs(model, x), before)
 
 
 @every
-def test_stored_tables_are_those_of_stock(name):
+def test_stored_tables_equal_stock(name):
     model, x = build(name), volume(name)
-    before = said(model, x)
+    before = outputs(model, x)
     vispe.convert(model, spec_of(name), keep_abs=True)
     with torch.no_grad():
         for _, _, attn in attentions(model):
             attn.pos_enc.slope.zero_()
-    close(said(model, x), before, 1e-12)
+    close(outputs(model, x), before, 1e-12)
 
 
 def test_windows_that_shrink_have_their_own_distances():
-    """Of a map of 2 x 3 x 5 cells, in windows of 4: 2 x 3 x 4, where stock's index would say 4 x 4 x 4."""
+    """A map of 2 x 3 x 5 cells has windows of 2 x 3 x 4, but the index of stock assumes 4 x 4 x 4."""
     torch.manual_seed(0)
     block = swin.SwinTransformerBlock(8, 2, (4, 4, 4), (0, 0, 0)).double().eval()
     model = swin.SwinTransformer(**SWIN).double().eval()
@@ -183,7 +183,7 @@ def test_windows_that_shrink_have_their_own_distances():
     actual = block.forward_part1(x, None)
     y = block.norm1(x).flatten(1, 3)
     q, k, v = attn.qkv(y).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    weights = (q @ k.mT / 2 - slope[:, None, None] * far(2, 3, 4)).softmax(-1)
+    weights = (q @ k.mT / 2 - slope[:, None, None] * distances(2, 3, 4)).softmax(-1)
     close(actual.flatten(1, 3), attn.proj((weights @ v).transpose(1, 2).flatten(2)), 1e-6)
     attn.vispe_shape = (2, 2, 2)
     with pytest.raises(ShapeError, match="got 24 tokens"):
@@ -191,7 +191,7 @@ def test_windows_that_shrink_have_their_own_distances():
 
 
 @pytest.mark.slow
-def test_a_whole_network_segments_with_an_encoding():
+def test_a_complete_network_with_an_encoding():
     torch.manual_seed(0)
     model = nets.SwinUNETR(
         in_channels=1, out_channels=2, feature_size=12, depths=(2, 1, 1, 1), num_heads=(2, 2, 2, 2)
@@ -203,20 +203,20 @@ def test_a_whole_network_segments_with_an_encoding():
         assert out.isfinite().all()
 
 
-def test_stored_weights_made_the_output():
+def test_stored_attention_weights():
     model = vispe.convert(build("vit_perceptron"), "alibi3d")
     model(volume("vit_perceptron"))
-    shown = model.blocks[0].attn.att_mat
-    close(shown.sum(-1), torch.ones(shown.shape[:3]).double(), 1e-12)
+    weights = model.blocks[0].attn.att_mat
+    close(weights.sum(-1), torch.ones(weights.shape[:3]).double(), 1e-12)
 
 
-def test_a_grid_that_nobody_keeps_is_refused():
+def test_a_model_without_a_stored_grid_is_rejected():
     model = nets.ViT(img_size=(16, 16, 32), patch_size=(4,) * 3, **VIT)
     with pytest.raises(UnsupportedHost, match="got 128 patches"):
         vispe.convert(model, "alibi3d")
 
 
-def test_other_axes_are_refused():
+def test_other_numbers_of_axes_are_rejected():
     with pytest.raises(UnsupportedCombination, match="3-axis grid"):
         vispe.convert(build("vit"), "alibi2d")
 
@@ -226,4 +226,4 @@ def test_a_model_without_values_is_loaded_by_assignment():
     with torch.device("meta"):
         model = vispe.convert(MODELS["vit"][0]().eval(), "alibi3d")
     model.load_state_dict(source.state_dict(), assign=True)
-    assert torch.equal(said(model, x), said(source, x))
+    assert torch.equal(outputs(model, x), outputs(source, x))

@@ -1,4 +1,4 @@
-"""SAM, Swin and torchvision's ViT with encodings: against attention written out, restored exactly, at other sizes."""
+"""SAM, Swin and torchvision's ViT with encodings: against explicit attention, exact restoring, other sizes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def close(a, b, tolerance=1e-6):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
+def test_slopes_and_their_gradients_equal_dense_attention(name):
     ours, stock = build(name), build(name)
     vispe.convert(ours, "alibi2d(slopes=learned)")
     layers = [attn for _, _, attn in attentions(inner(ours))]
     generator = torch.Generator().manual_seed(3)
     slopes = [2 * torch.rand(len(a.pos_enc.slope), generator=generator).double() for a in layers]
-    own = [s.clone().requires_grad_() for s in slopes]
+    layer_slopes = [s.clone().requires_grad_() for s in slopes]
     with torch.no_grad():
         for attn, slope in zip(layers, slopes, strict=True):
             attn.pos_enc.slope.copy_(slope)
@@ -45,22 +45,22 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
             stock.embeddings.position_embeddings = None  # its zeros would have to be resampled
         elif name == "hub_sam":
             stock.vision_encoder.patch_embed.image_size = (48, 48)
-        by_hand(stock, own)
+        by_hand(stock, layer_slopes)
         x = [image(name, size).requires_grad_() for _ in range(2)]
         actual, expected = run(ours, x[0]), run(stock, x[1])
         close(actual, expected)
-        for attn, slope in zip(layers, own, strict=True):
+        for attn, slope in zip(layers, layer_slopes, strict=True):
             attn.pos_enc.slope.grad = slope.grad = None
         actual.backward(cotangent(actual))
         expected.backward(cotangent(expected))
         close(x[0].grad, x[1].grad)
-        for attn, slope in zip(layers, own, strict=True):
+        for attn, slope in zip(layers, layer_slopes, strict=True):
             close(attn.pos_enc.slope.grad, slope.grad)
 
 
 @partly(3)
 @cases("name", MODELS)
-def test_a_model_is_converted_and_restored_bit_by_bit(name):
+def test_conversion_and_restoring_are_bit_exact(name):
     model, x = build(name), image(name)
     stock = copy.deepcopy(model)
     types, names, before = [type(m) for m in model.modules()], list(model.state_dict()), run(model, x)
@@ -75,10 +75,10 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     assert "(4, 4)" in text
     model.load_state_dict(stock.state_dict())  # strictly, though it has tables
     assert torch.equal(run(model, x), after)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(run(again, x), after)
-        vispe.restore(again)
-        assert torch.equal(run(again, x), before)
+    for duplicate in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(run(duplicate, x), after)
+        vispe.restore(duplicate)
+        assert torch.equal(run(duplicate, x), before)
     vispe.restore(model)
     assert [type(m) for m in model.modules()] == types
     assert list(model.state_dict()) == names
@@ -92,7 +92,7 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     "spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"]
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_other_encodings_learn_in_windows(name, spec):
+def test_other_encodings_are_trained_in_windows(name, spec):
     model = build(name).train()
     vispe.convert(model, spec)
     run(model, image(name)).square().sum().backward()
@@ -103,7 +103,7 @@ def test_other_encodings_learn_in_windows(name, spec):
 
 
 @cases("name", ["timm_swin", "torchvision_swin"])
-def test_the_table_of_swin_is_that_of_its_encoding(name):
+def test_the_table_of_swin_equals_its_encoding(name):
     model, x = build(name), image(name)
     before = run(model, x)
     tables = [attn.relative_position_bias_table.detach() for _, _, attn in attentions(model)]
@@ -115,7 +115,7 @@ def test_the_table_of_swin_is_that_of_its_encoding(name):
 
 
 @cases("name", ["timm_sam", "hub_sam"])
-def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
+def test_the_tables_of_sam_equal_its_encoding_at_any_size(name):
     model, stock = build(name), build(name)
     vispe.convert(model, "decomposed")
     model.load_state_dict(stock.state_dict())
@@ -165,8 +165,8 @@ def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separa
     "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
 @cases("name", ["hub_sam", "hub_sam3", "hub_vitdet", "timm_sam", "torchvision_swin"])
-def test_a_jit_trace_refuses_another_grid_with_as_many_tokens(name):
-    """The layers' positions are those of the traced grid; torchvision's model is traced at all."""
+def test_a_jit_trace_rejects_another_grid_with_equal_token_count(name):
+    """Positions of the layers are those of the traced grid; tracing supports torchvision's model."""
     model, x = vispe.convert(build(name), "alibi2d"), image(name)
     graph = torch.jit.trace(model, x, strict=False, check_trace=False)
     actual = graph(x.flip(0))
@@ -216,7 +216,7 @@ def test_detached_tables_remain_zero_in_a_model_that_gets_its_values_later(name)
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
 @cases("name", ["timm_swin", "timm_swin_v2"])
-def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
+def test_the_table_of_swin_is_restored_for_another_input_size(name):
     model, stock = build(name), build(name)
     vispe.convert(model, "alibi2d")
     for m in (model, stock):
@@ -228,7 +228,7 @@ def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
     close(run(model, x), run(stock, x), 1e-12)
 
 
-def test_attention_of_torchvisions_vit_reads_all_arguments_of_torchs_attention():
+def test_attention_of_torchvision_supports_all_arguments_of_torch():
     stock, x = build("torchvision_vit"), torch.randn(2, 17, 32).double()
     model = vispe.convert(copy.deepcopy(stock), "none")
     ours, theirs = (m.encoder.layers[0].self_attention for m in (model, stock))
@@ -251,7 +251,7 @@ def test_attention_of_torchvisions_vit_reads_all_arguments_of_torchs_attention()
         ours(x, x, x, is_causal=True)
 
 
-def test_the_training_grid_of_layers_does_not_change_when_the_encoding_does():
+def test_the_training_grid_of_layers_is_preserved_on_conversion():
     model, other = (vispe.convert(build("timm_swin"), spec) for spec in ("liere", "alibi2d"))
     for m in (model, other):
         m.set_input_size(img_size=(48, 80), window_size=(3, 5))
@@ -262,7 +262,7 @@ def test_the_training_grid_of_layers_does_not_change_when_the_encoding_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm_swin", "timm_sam", "torchvision_swin", "torchvision_vit"])
-def test_a_compiled_and_an_exported_model_say_the_same(name):
+def test_compiled_and_exported_models_equal_eager(name):
     model, x = build(name).float(), image(name).float()
     vispe.convert(model, "alibi2d(slopes=learned)")
     with torch.no_grad():
@@ -278,8 +278,8 @@ TRACED = [*((name, keep) for name in ("timm_swin", "timm_swin_v2", *TORCHVISION)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
-def test_a_graph_of_fx_says_the_same(name, keep_abs):
-    """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""
+def test_a_graph_of_fx_equals_the_model(name, keep_abs):
+    """At another size, windows of the last stage contain a full map and are not shifted."""
     model = vispe.convert(build(name), "alibi2d", keep_abs=keep_abs)
     graph = torch.fx.symbolic_trace(model)
     for size in (None, MODELS[name][2]):
@@ -302,15 +302,15 @@ def test_checkpointing_gives_the_same_gradients():
         close(grads[1][n], grad, 1e-12)
 
 
-def test_sam_of_transformers_is_saved_and_loaded_and_shows_its_weights(tmp_path):
+def test_sam_of_transformers_is_saved_and_loaded_and_returns_attention_weights(tmp_path):
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     model, x = build("hub_sam").float(), image("hub_sam").float()
     vispe.convert(model, "alibi2d(slopes=learned)")
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
-    again = vispe.from_pretrained(transformers.SamVisionModel, tmp_path).eval()
-    assert again.state_dict().keys() == model.state_dict().keys()
-    close(run(again, x), run(model, x), 1e-6)
+    reloaded = vispe.from_pretrained(transformers.SamVisionModel, tmp_path).eval()
+    assert reloaded.state_dict().keys() == model.state_dict().keys()
+    close(run(reloaded, x), run(model, x), 1e-6)
     from tests.hosts.windows.common import _sam_of_transformers
 
     torch.manual_seed(0)
@@ -318,13 +318,13 @@ def test_sam_of_transformers_is_saved_and_loaded_and_shows_its_weights(tmp_path)
     stock = eager(x, output_attentions=True).attentions
     vispe.convert(eager, "alibi2d(slopes=learned)")
     close(run(eager, x), run(model, x), 1e-5)
-    shown = eager(x, output_attentions=True).attentions
-    assert [w.shape for w in shown] == [w.shape for w in stock]
-    close(shown[1].sum(-1), torch.ones(shown[1].shape[:-1]), 1e-5)
+    weights = eager(x, output_attentions=True).attentions
+    assert [w.shape for w in weights] == [w.shape for w in stock]
+    close(weights[1].sum(-1), torch.ones(weights[1].shape[:-1]), 1e-5)
 
 
 @cases("name", MODELS)
-def test_what_has_no_position_is_refused_and_nothing_changes(name):
+def test_unsupported_encodings_are_rejected_unchanged(name):
     model = build(name)
     types, before = [type(m) for m in model.modules()], run(model, image(name))
     for spec, why in {
@@ -341,7 +341,7 @@ def test_what_has_no_position_is_refused_and_nothing_changes(name):
     assert torch.equal(run(model, image(name)), before)
 
 
-def test_a_rotation_of_its_own_in_sam_is_refused():
+def test_a_rotation_in_sam_is_rejected():
     options = {"embed_dim": 32, "depth": 1, "num_heads": 2, "window_size": 4}
     model = timm.models.VisionTransformerSAM(48, 8, use_rope=True, **options)
     with pytest.raises(UnsupportedHost, match="use_rope=True"):
@@ -349,7 +349,7 @@ def test_a_rotation_of_its_own_in_sam_is_refused():
 
 
 @cases("name", ["swin_tiny_patch4_window7_224", "samvit_base_patch16_224"])
-def test_timm_builds_them_with_an_encoding_and_takes_features(name):
+def test_timm_builds_models_and_features_with_an_encoding(name):
     shape = {"swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24}}
     options = shape.get(name, {"depth": 3, "embed_dim": 48, "num_heads": 2})
     torch.manual_seed(0)
@@ -376,7 +376,7 @@ def test_timm_builds_them_with_an_encoding_and_takes_features(name):
     close(last, expected[-1], 1e-5)
 
 
-def test_a_whole_sam_keeps_its_decoder(tmp_path):
+def test_the_decoder_of_a_complete_sam_is_unchanged(tmp_path):
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     vision = {
         "hidden_size": 32,
@@ -415,8 +415,8 @@ def test_a_whole_sam_keeps_its_decoder(tmp_path):
 
 
 @cases("size", [64, 96, 112])
-def test_the_stored_table_of_torchvision_swin_is_that_of_stock(size):
-    """Maps that windows of 7 x 7 divide, and maps that are padded; float64, as trained weights amplify rounding."""
+def test_the_stored_table_of_torchvision_swin_equals_stock(size):
+    """Maps divisible by windows of 7 x 7, and padded maps; float64, as trained weights amplify rounding."""
     torch.manual_seed(0)
     stock = (
         shake(torchvision.models.SwinTransformer([4, 4], 24, [2] * 4, [3, 6, 12, 24], [7, 7])).eval().double()

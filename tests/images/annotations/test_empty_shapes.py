@@ -53,9 +53,11 @@ def test_empty_geometries(tmp_path, geometry):
     actual = read_labels(path, (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
     assert "a.geojson: skipped 1 shape with an empty geometry." in actual.notes
-    said = []
-    np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
-    assert any("empty geometry" in text for text in said)
+    notes = []
+    np.testing.assert_array_equal(
+        read_truth(path, (1, H, W), names=["bg", "ob"], note=notes.append), EXPECTED
+    )
+    assert any("empty geometry" in text for text in notes)
     with pytest.raises(InputError, match=r"has 1 shape, all of them empty"):
         read_labels(geojson(tmp_path, [feature(geometry)]), (1, H, W))
 

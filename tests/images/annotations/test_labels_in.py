@@ -273,20 +273,20 @@ def test_one_numbering_for_several_files(tmp_path):
 
 
 def roi(kind, points=None, name="a", box=None, **facts):
-    made = roifile.ImagejRoi.frompoints(points, name=name) if points is not None else roifile.ImagejRoi()
-    made.roitype, made.name = roifile.ROI_TYPE[kind], name
+    region = roifile.ImagejRoi.frompoints(points, name=name) if points is not None else roifile.ImagejRoi()
+    region.roitype, region.name = roifile.ROI_TYPE[kind], name
     if box:
-        made.left, made.top, made.right, made.bottom = box
+        region.left, region.top, region.right, region.bottom = box
     for key, value in facts.items():
-        setattr(made, key, value)
-    return made
+        setattr(region, key, value)
+    return region
 
 
-def painted(tmp_path, made, shape=(1, H, W)):
+def painted(tmp_path, regions, shape=(1, H, W)):
     """The pixels of one region alongside a point in the last corner."""
     path = tmp_path / "a_RoiSet.zip"
     path.unlink(missing_ok=True)
-    roifile.roiwrite(path, [made, roi("POINT", np.array([[W - 1, H - 1]]), "zz")])
+    roifile.roiwrite(path, [regions, roi("POINT", np.array([[W - 1, H - 1]]), "zz")])
     actual = read_labels(path, shape)
     assert actual.names == ("a", "zz")
     return actual.values[-1] == 1
@@ -314,10 +314,10 @@ def test_ovals_of_imagej(tmp_path):
     actual = painted(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
     np.testing.assert_array_equal(actual, ((x - 10.5) / 6.5) ** 2 + ((y - 5.5) / 3.5) ** 2 < 1)
     ends = {"x1": 4.0, "y1": 4.0, "x2": 14.0, "y2": 14.0}
-    made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ELLIPSE, **ends)
+    region = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ELLIPSE, **ends)
     half = np.frombuffer(np.array(0.5, ">f4").tobytes(), ">u1,>u1,>i2")[0]  # short axis by long one
-    made.arrow_style_or_aspect_ratio, made.arrow_head_size, made.rounded_rect_arc_size = map(int, half)
-    actual = painted(tmp_path, made)
+    region.arrow_style_or_aspect_ratio, region.arrow_head_size, region.rounded_rect_arc_size = map(int, half)
+    actual = painted(tmp_path, region)
     along, across = (x + y - 18) / np.sqrt(2), (y - x) / np.sqrt(2)
     radius = (along / np.sqrt(50)) ** 2 + (across / np.sqrt(12.5)) ** 2
     sure = abs(radius - 1) > 0.01  # the outline is a polygon of 720 corners
@@ -326,10 +326,10 @@ def test_ovals_of_imagej(tmp_path):
 
 def test_rotated_rectangles_of_imagej(tmp_path):
     ends = {"x1": 5.0, "y1": 10.0, "x2": 15.0, "y2": 10.0}
-    made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ROTATED_RECT, **ends)
+    region = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ROTATED_RECT, **ends)
     width = np.frombuffer(np.array(6, ">f4").tobytes(), ">u1,>u1,>i2")[0]
-    made.arrow_style_or_aspect_ratio, made.arrow_head_size, made.rounded_rect_arc_size = map(int, width)
-    np.testing.assert_array_equal(painted(tmp_path, made), mask(np.s_[7:13], np.s_[5:15]))
+    region.arrow_style_or_aspect_ratio, region.arrow_head_size, region.rounded_rect_arc_size = map(int, width)
+    np.testing.assert_array_equal(painted(tmp_path, region), mask(np.s_[7:13], np.s_[5:15]))
 
 
 def test_lines_and_points_of_imagej_count_from_the_centres_of_pixels(tmp_path):
@@ -346,11 +346,11 @@ def test_lines_and_points_of_imagej_count_from_the_centres_of_pixels(tmp_path):
 
 def test_composites_of_imagej_have_holes(tmp_path):
     path = [0, 2, 2, 1, 12, 2, 1, 12, 10, 1, 2, 10, 4, 0, 4, 4, 1, 8, 4, 1, 8, 8, 1, 4, 8, 4]
-    made = roi(
+    region = roi(
         "RECT", box=(2, 2, 12, 10), multi_coordinates=np.array(path, np.float32), shape_roi_size=len(path)
     )
     expected = mask(np.s_[2:10], np.s_[2:12]) & ~mask(np.s_[4:8], np.s_[4:8])
-    np.testing.assert_array_equal(painted(tmp_path, made), expected)
+    np.testing.assert_array_equal(painted(tmp_path, region), expected)
 
 
 def test_positions_of_imagej_are_pages_from_one(tmp_path):
@@ -358,8 +358,8 @@ def test_positions_of_imagej_are_pages_from_one(tmp_path):
     assert actual.any()
     path = tmp_path / "b.zip"
     positions = [{"position": 2}, {"c_position": 1, "z_position": 3, "t_position": 1}]
-    made = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", positions, strict=True)]
-    roifile.roiwrite(path, made)
+    region = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", positions, strict=True)]
+    roifile.roiwrite(path, region)
     assert [np.unique(page).tolist() for page in read_labels(path, (3, H, W)).values] == [[0], [0, 1], [0, 2]]
 
 
@@ -401,17 +401,17 @@ def test_a_single_roi_file_is_read(tmp_path):
 
 def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
     path = tmp_path / "a.roi"
-    for made, text in [
+    for region, text in [
         (roi("ANGLE", np.array([[1, 1], [5, 5], [9, 1]])), "regions of the kind angle"),
         (roi("RECT", box=(0, 0, 5, 5), subtype=roifile.ROI_SUBTYPE.TEXT), "regions of the kind text"),
         (roi("RECT", box=(0, 0, 5, 5), rounded_rect_arc_size=9), "rounded corners"),
         (roi("POLYGON", np.array([[1, 1], [5, 5]])), "an area needs 3 points, got 2"),
     ]:
-        made.tofile(path)
+        region.tofile(path)
         with pytest.raises(InputError, match=text):
             read_labels(path, (1, H, W))
-    whole = roi("POLYGON", np.array([[1, 1], [5, 5], [1, 9]])).tobytes()
-    for data in (b"Iout", whole[:70], b"Jout" + whole[4:], b""):
+    content = roi("POLYGON", np.array([[1, 1], [5, 5], [1, 9]])).tobytes()
+    for data in (b"Iout", content[:70], b"Jout" + content[4:], b""):
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"a\.roi") as caught:
             read_labels(path, (1, H, W))

@@ -67,8 +67,8 @@ def test_what_qupath_reads(tmp_path):
         "name": "3",
         "classification": {"name": "pore-2", "color": [230, 159, 0]},
     }
-    again = write_objects(tmp_path, "a", instances, [1, 1, 2], NAMES, COLORS, ["geojson"], force=True)
-    assert json.loads(again["geojson"].read_text())["features"][0]["id"] == feature["id"]
+    paths = write_objects(tmp_path, "a", instances, [1, 1, 2], NAMES, COLORS, ["geojson"], force=True)
+    assert json.loads(paths["geojson"].read_text())["features"][0]["id"] == feature["id"]
 
 
 def test_what_imagej_reads(tmp_path):
@@ -76,11 +76,11 @@ def test_what_imagej_reads(tmp_path):
     instances[1:3, 1:5], instances[3:5, 5:7], instances[0, 69_990:] = 1, 1, 2
     instances[5, :3] = 3
     path = write_objects(tmp_path, "a", instances, {1: 1, 2: 3, 3: 2}, NAMES, COLORS, ["rois"])["rois"]
-    first, far, last = roifile.roiread(path)
-    assert [roi.name for roi in (first, far, last)] == ["matrix-1", "grün-2", "pore-2-3"]
+    first, middle, last = roifile.roiread(path)
+    assert [roi.name for roi in (first, middle, last)] == ["matrix-1", "grün-2", "pore-2-3"]
     assert first.composite
     assert (first.left, first.top, first.right, first.bottom) == (1, 1, 7, 5)
-    assert far.composite  # integers of ImageJ end at 65535
+    assert middle.composite  # integers of ImageJ end at 65535
     assert last.roitype == roifile.ROI_TYPE.TRACED
     assert (last.left, last.top, last.right, last.bottom) == (0, 5, 3, 6)
     assert last.stroke_color == bytes([255, 230, 159, 0])

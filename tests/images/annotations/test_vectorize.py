@@ -21,9 +21,9 @@ def check(instances):
     assert list(actual) == [n for n in np.unique(instances) if n]
     back = np.zeros_like(instances)
     for number, polygons in actual.items():
-        own = instances == number
-        assert len(polygons) == label(own, connectivity=1).max()
-        holes = label(own, connectivity=1).max() - euler_number(own, connectivity=1)
+        mask = instances == number
+        assert len(polygons) == label(mask, connectivity=1).max()
+        holes = label(mask, connectivity=1).max() - euler_number(mask, connectivity=1)
         # a hole that touches itself at a corner comes as two
         assert sum(len(p) - 1 for p in polygons) >= holes
         for polygon in polygons:

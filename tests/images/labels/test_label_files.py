@@ -475,8 +475,8 @@ def test_shared_scribbles_lie_on_their_classes():
         names = ["a", "b", "c"] if path.parts[-3] in ("superalloy_nasa", "ebc_nasa") else ["a", "b"]
         actual = read_labels(path, shape, classes=names)
         truth = read_truth(path.parents[1] / "masks" / path.name, shape, n_classes=len(names))
-        drawn = actual.values > 0
-        agree = (actual.values == truth)[drawn].mean()
+        labelled = actual.values > 0
+        agree = (actual.values == truth)[labelled].mean()
         assert agree == 1 or path.parts[-2] == "scribbles_human"
         checked += 1
     assert checked >= 40

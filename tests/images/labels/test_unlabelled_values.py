@@ -18,9 +18,9 @@ H, W = 20, 30
 SHAPE = (1, H, W)
 
 
-def drawn(*levels, rest=0):
-    """Few pixels of each level, `rest` elsewhere."""
-    out = np.full((H, W), rest, np.int64)
+def label_image(*levels, fill=0):
+    """Few pixels of each level, `fill` elsewhere."""
+    out = np.full((H, W), fill, np.int64)
     for row, level in enumerate(levels):
         out[2 * row, :15] = level
     return out
@@ -52,8 +52,8 @@ def save(tmp_path, array, kind):
     ],
 )
 def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, void):
-    actual = read_labels(save(tmp_path, drawn(1, 2, rest=void), kind), SHAPE)
-    np.testing.assert_array_equal(actual.values[0], drawn(1, 2))
+    actual = read_labels(save(tmp_path, label_image(1, 2, fill=void), kind), SHAPE)
+    np.testing.assert_array_equal(actual.values[0], label_image(1, 2))
     assert actual.names == ("class 1", "class 2")
     assert f"{void} (95 % of the pixels) is treated as unlabelled." in actual.notes[0]
 
@@ -61,18 +61,18 @@ def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, 
 @cases(
     ("array", "more", "expected"),
     [
-        (drawn(1, 2, 255), {}, drawn(1, 2)),  # in addition to 0
-        (drawn(0, 1, rest=255), {"dense": True}, drawn(1, 2)),  # as Cityscapes
-        (drawn(0, 255, rest=255), {"dense": True}, drawn(1, 2, rest=2)),  # a mask of two values
-        (drawn(255, rest=0), {"dense": True}, drawn(2, rest=1)),
-        (drawn(1, 2, rest=255), {"classes": ["a", "b"]}, drawn(1, 2)),
-        (drawn(1, 2, rest=255), {"classes": ["a", "b", "c"]}, drawn(1, 2, rest=3)),
-        (drawn(85, 170, 255), {}, drawn(1, 2, 3)),  # ranked greys
-        (drawn(85, 255), {}, drawn(1, 2)),
-        (drawn(1, 255), {}, drawn(1, 2)),
-        (drawn(100, 200, rest=255), {"dense": True}, drawn(1, 2, rest=3)),
-        (drawn(100, 200, rest=255), {"classes": ["a", "b"]}, drawn(1, 2)),
-        (drawn(253, 254, 255), {}, drawn(1, 2, 3)),
+        (label_image(1, 2, 255), {}, label_image(1, 2)),  # in addition to 0
+        (label_image(0, 1, fill=255), {"dense": True}, label_image(1, 2)),  # as Cityscapes
+        (label_image(0, 255, fill=255), {"dense": True}, label_image(1, 2, fill=2)),  # a mask of two values
+        (label_image(255, fill=0), {"dense": True}, label_image(2, fill=1)),
+        (label_image(1, 2, fill=255), {"classes": ["a", "b"]}, label_image(1, 2)),
+        (label_image(1, 2, fill=255), {"classes": ["a", "b", "c"]}, label_image(1, 2, fill=3)),
+        (label_image(85, 170, 255), {}, label_image(1, 2, 3)),  # ranked greys
+        (label_image(85, 255), {}, label_image(1, 2)),
+        (label_image(1, 255), {}, label_image(1, 2)),
+        (label_image(100, 200, fill=255), {"dense": True}, label_image(1, 2, fill=3)),
+        (label_image(100, 200, fill=255), {"classes": ["a", "b"]}, label_image(1, 2)),
+        (label_image(253, 254, 255), {}, label_image(1, 2, 3)),
     ],
 )
 def test_which_255_is_a_class(tmp_path, array, more, expected):
@@ -81,7 +81,7 @@ def test_which_255_is_a_class(tmp_path, array, more, expected):
     )
 
 
-@cases("array", [drawn(100, 200, rest=255), drawn(0, 1, 2, rest=255), drawn(1, rest=255)])
+@cases("array", [label_image(100, 200, fill=255), label_image(0, 1, 2, fill=255), label_image(1, fill=255)])
 def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
     with pytest.raises(
         InputError, match=r"255 covers \d+(\.\d)? % of the pixels and would be a class.*set `dense=True`"
@@ -91,16 +91,18 @@ def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
 
 @cases("alpha", [False, True])
 def test_white_paper(tmp_path, alpha):
-    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
+    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[label_image(1, 2)]
     lut = np.dstack([lut, np.full((H, W), 255)]) if alpha else lut
     path = save(tmp_path, lut, "rgba" if alpha else "rgb")
     with pytest.raises(InputError, match=r"white covers 95 % of the pixels.*black or transparent"):
         read_labels(path, SHAPE)
-    np.testing.assert_array_equal(read_labels(path, SHAPE, classes=["a", "b"]).values[0], drawn(2, 1))
+    np.testing.assert_array_equal(read_labels(path, SHAPE, classes=["a", "b"]).values[0], label_image(2, 1))
     assert len(read_labels(path, SHAPE, dense=True).names) == 3
     if alpha:
-        lut[..., 3] = np.where(drawn(1, 2) > 0, 255, 0)
-        np.testing.assert_array_equal(read_labels(save(tmp_path, lut, "rgba"), SHAPE).values[0], drawn(2, 1))
+        lut[..., 3] = np.where(label_image(1, 2) > 0, 255, 0)
+        np.testing.assert_array_equal(
+            read_labels(save(tmp_path, lut, "rgba"), SHAPE).values[0], label_image(2, 1)
+        )
 
 
 def test_legends_that_leave_a_level_out(tmp_path):
@@ -108,11 +110,13 @@ def test_legends_that_leave_a_level_out(tmp_path):
         (tmp_path / "legend.json").write_text(json.dumps(legend))
         return read_labels(save(tmp_path, array, kind), SHAPE, legend=tmp_path / "legend.json").values[0]
 
-    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
-    np.testing.assert_array_equal(read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb"), drawn(2, 1))
+    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[label_image(1, 2)]
+    np.testing.assert_array_equal(read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb"), label_image(2, 1))
     named = {"#ff0000": "a", "#008000": "b", "#ffffff": "c"}
-    np.testing.assert_array_equal(read(lut, named, "rgb"), drawn(2, 1, rest=3))
-    np.testing.assert_array_equal(read(drawn(1, 2, rest=255), {"1": "a", "2": "b"}, "uint8"), drawn(1, 2))
+    np.testing.assert_array_equal(read(lut, named, "rgb"), label_image(2, 1, fill=3))
+    np.testing.assert_array_equal(
+        read(label_image(1, 2, fill=255), {"1": "a", "2": "b"}, "uint8"), label_image(1, 2)
+    )
     lut[5] = (0, 0, 255)
     with pytest.raises(
         InputError, match=r"levels must be in the legend \(#008000, #ff0000\), got #0000ff, #ffffff"
@@ -124,37 +128,43 @@ def test_minus_one_is_refused_with_advice(tmp_path):
     with pytest.raises(
         InputError, match=r"got -1. Save unlabelled pixels as 0 and number the classes from 1"
     ):
-        read_labels(save(tmp_path, drawn(0, 1, rest=-1), "int16"), SHAPE)
+        read_labels(save(tmp_path, label_image(0, 1, fill=-1), "int16"), SHAPE)
 
 
 def test_truth_leaves_the_void_out(tmp_path):
-    said = []
-    path = save(tmp_path, drawn(0, 1, rest=255), "uint8")
+    notes = []
+    path = save(tmp_path, label_image(0, 1, fill=255), "uint8")
     for count in (2, 3, None):
-        actual = read_truth(path, SHAPE, n_classes=count, note=said.append)
-        np.testing.assert_array_equal(actual[0], drawn(1, 2))
-    assert "255 (95 % of the pixels) is not a class and is ignored in the score." in said[0]
-    binary = save(tmp_path, drawn(255), "uint8")
-    np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], drawn(2, rest=1))
+        actual = read_truth(path, SHAPE, n_classes=count, note=notes.append)
+        np.testing.assert_array_equal(actual[0], label_image(1, 2))
+    assert "255 (95 % of the pixels) is not a class and is ignored in the score." in notes[0]
+    binary = save(tmp_path, label_image(255), "uint8")
+    np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], label_image(2, fill=1))
 
 
 def test_truth_leaves_the_void_out_where_a_class_does_not_occur(tmp_path):
-    said = []
-    path = save(tmp_path, drawn(0, 2, rest=255), "uint8")
+    notes = []
+    path = save(tmp_path, label_image(0, 2, fill=255), "uint8")
     for count in (3, 4):
         np.testing.assert_array_equal(
-            read_truth(path, SHAPE, n_classes=count, note=said.append)[0], drawn(1, 3)
+            read_truth(path, SHAPE, n_classes=count, note=notes.append)[0], label_image(1, 3)
         )
-    assert "255 (95 % of the pixels) is not a class" in said[0]
-    labels = save(tmp_path, drawn(1, 3, rest=255), "uint8")
-    np.testing.assert_array_equal(read_truth(labels, SHAPE, zero_is="ignore", n_classes=3)[0], drawn(1, 3))
-    grey = save(tmp_path, drawn(0, 128, rest=255), "uint8")
-    np.testing.assert_array_equal(read_truth(grey, SHAPE, n_classes=3)[0], drawn(1, 2, rest=3))
+    assert "255 (95 % of the pixels) is not a class" in notes[0]
+    labels = save(tmp_path, label_image(1, 3, fill=255), "uint8")
+    np.testing.assert_array_equal(
+        read_truth(labels, SHAPE, zero_is="ignore", n_classes=3)[0], label_image(1, 3)
+    )
+    grey = save(tmp_path, label_image(0, 128, fill=255), "uint8")
+    np.testing.assert_array_equal(read_truth(grey, SHAPE, n_classes=3)[0], label_image(1, 2, fill=3))
 
 
 def test_masks_with_contradictory_values_are_refused(tmp_path):
     files = []
-    for name, values in (("a", drawn(0, 1, rest=255)), ("b", drawn(0, rest=255)), ("c", drawn(0, 1, rest=1))):
+    for name, values in (
+        ("a", label_image(0, 1, fill=255)),
+        ("b", label_image(0, fill=255)),
+        ("c", label_image(0, 1, fill=1)),
+    ):
         Image.fromarray(values.astype(np.uint8)).save(tmp_path / f"{name}.png")
         files.append(tmp_path / f"{name}.png")
     images = FileImages(files, torch.from_numpy)
@@ -170,11 +180,11 @@ def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
     first = int(zero == "ignore")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     for file, levels in zip(files, [(0, 1, 2), (0, 2)], strict=True):
-        values = drawn(*(level + first for level in levels), rest=255)
+        values = label_image(*(level + first for level in levels), fill=255)
         Image.fromarray(values.astype(np.uint8)).save(file)
     masks = FileMasks(FileImages(files, torch.from_numpy), files, zero)
     assert masks.n_classes == 3
-    np.testing.assert_array_equal(masks[1][::2, 0], drawn(1, 3)[::2, 0])
+    np.testing.assert_array_equal(masks[1][::2, 0], label_image(1, 3)[::2, 0])
     assert not any("grey levels" in note for note in masks.notes)
 
 
@@ -183,8 +193,8 @@ def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
 def test_grey_levels_are_those_of_all_masks(tmp_path, zero, n_classes):
     levels = (0, 128, 255) if zero == "class" else (64, 128, 300)
     files = [tmp_path / f"{name}.png" for name in "abc"]
-    for file, own in zip(files, [levels, levels[::2], levels[1:2]], strict=True):
-        Image.fromarray(drawn(*own, rest=own[0]).astype(np.uint16)).save(file)
+    for file, file_levels in zip(files, [levels, levels[::2], levels[1:2]], strict=True):
+        Image.fromarray(label_image(*file_levels, fill=file_levels[0]).astype(np.uint16)).save(file)
     masks = FileMasks(FileImages(files, torch.from_numpy), files, zero, n_classes)
     assert masks.n_classes == 3
     assert [np.unique(masks[k]).tolist() for k in range(3)] == [[1, 2, 3], [1, 3], [2]]
@@ -194,11 +204,11 @@ def test_grey_levels_are_those_of_all_masks(tmp_path, zero, n_classes):
 
 
 def test_masks_that_cannot_be_ranked_name_the_remedy(tmp_path):
-    path = save(tmp_path, drawn(0, rest=255), "uint8")
+    path = save(tmp_path, label_image(0, fill=255), "uint8")
     text = r"got 0, 255. Store class numbers from 0 instead of grey levels, or pass masks that have 3 grey levels toge"
     with pytest.raises(InputError, match=text):
         read_truth(path, SHAPE, n_classes=3)
-    path = save(tmp_path, drawn(0, 1, 2, rest=3), "uint8")
+    path = save(tmp_path, label_image(0, 1, 2, fill=3), "uint8")
     with pytest.raises(InputError, match=r"Increase the number of classes, or correct the mask\."):
         read_truth(path, SHAPE, n_classes=3)
     with pytest.raises(InputError, match="the value 3 is not one of the grey levels of the classes, 0, 1, 2"):

@@ -58,19 +58,19 @@ def test_what_is_no_element_is_refused():
 def test_fitting_commutes_with_every_element_or_is_refused(patch, how):
     for shape in [(35, 48), (36, 37), (33, 50)]:
         x = noise(shape)
-        rest, missing = ([n % patch for n in shape], [-n % patch for n in shape])
+        remainders, missing = ([n % patch for n in shape], [-n % patch for n in shape])
         impossible = {
-            "crop": any(r % 2 for r in rest),
+            "crop": any(r % 2 for r in remainders),
             "pad": any(m % 2 for m in missing),
-            "auto": any(r % 2 and m % 2 for r, m in zip(rest, missing, strict=True)),
+            "auto": any(r % 2 and m % 2 for r, m in zip(remainders, missing, strict=True)),
         }[how]
         if impossible:
             with pytest.raises(OptionError, match=r"about the same centre|by whole pixels"):
                 fit_to_patches(x, patch, how)
             continue
-        fitted, said = fit_to_patches(x, patch, how)
+        fitted, note = fit_to_patches(x, patch, how)
         assert [n % patch for n in fitted.shape[-2:]] == [0, 0]
-        assert bool(said) == (fitted.shape != x.shape)
+        assert bool(note) == (fitted.shape != x.shape)
         for g in D4:
             assert torch.equal(fit_to_patches(g.apply(x), patch, how)[0], g.apply(fitted))
 
@@ -79,9 +79,9 @@ def test_an_odd_side_with_an_even_patch_needs_resampling_which_commutes():
     x = noise((33, 48))
     with pytest.raises(OptionError, match=r"33 px and patches of 16 px .*Use resample=True"):
         fit_to_patches(x, 16)
-    fitted, said = fit_to_patches(x, 16, resample=True)
+    fitted, note = fit_to_patches(x, 16, resample=True)
     assert fitted.shape == (3, 32, 48)
-    assert said == "The height was resampled from 33 to 32 px."
+    assert note == "The height was resampled from 33 to 32 px."
     assert torch.equal(fitted, (x[:, :-1] + x[:, 1:]) / 2)
     for g in D4:
         assert torch.equal(fit_to_patches(g.apply(x), 16, resample=True)[0], g.apply(fitted))
@@ -89,10 +89,10 @@ def test_an_odd_side_with_an_even_patch_needs_resampling_which_commutes():
 
 def test_fitting_says_what_it_did_and_what_it_cannot():
     x = noise((72, 73))
-    fitted, said = fit_to_patches(x, 7)
+    fitted, note = fit_to_patches(x, 7)
     assert fitted.shape == (3, 70, 77)
     assert (
-        said
+        note
         == "The height was cropped from 72 to 70 px by equal margins, the width was mirrored from 73 to 77 px."
     )
     assert torch.equal(fitted[:, :, 2:75], x[:, 1:71])

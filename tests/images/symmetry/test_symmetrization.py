@@ -168,8 +168,8 @@ def test_naflex(kind):
     assert error(maps(symmetrize(model)), images) < 1e-12
 
 
-@cases("whole", [True, False])
-def test_open_clip(whole):
+@cases("complete", [True, False])
+def test_open_clip(complete):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip
 
@@ -184,8 +184,8 @@ def test_open_clip(whole):
         ]
 
     assert error(features, images) > 0.1
-    arguments = model if whole else tower
-    assert patch_kernel(arguments).path == ("visual.conv1.weight" if whole else "conv1.weight")
+    arguments = model if complete else tower
+    assert patch_kernel(arguments).path == ("visual.conv1.weight" if complete else "conv1.weight")
     assert symmetrize(arguments) is arguments
     assert error(features, images) < 1e-12
 
@@ -268,9 +268,9 @@ def test_the_mean_is_that_of_all_poses_and_changes_nothing_it_was_given():
     images = image(12, 20, torch.float64)
     expected = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
     torch.testing.assert_close(d4_average(cells, images, patch_size=4), expected, rtol=0, atol=1e-12)
-    retained = images.clone()
-    torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), retained, rtol=0, atol=1e-12)
-    assert torch.equal(images, retained)
+    original = images.clone()
+    torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), original, rtol=0, atol=1e-12)
+    assert torch.equal(images, original)
 
 
 def test_gradients_flow_through_the_mean():
@@ -280,9 +280,9 @@ def test_gradients_flow_through_the_mean():
     out = averaged(images)
     cotangent = torch.randn(out.shape, dtype=torch.float64)
     result = torch.autograd.grad(out, [images, *averaged.parameters()], cotangent)
-    again = torch.stack([g.undo(model.patch_embed.proj(g.apply(images))) for g in D4]).mean(0)
+    expected = torch.stack([g.undo(model.patch_embed.proj(g.apply(images))) for g in D4]).mean(0)
     for a, b in zip(
-        result, torch.autograd.grad(again, [images, *averaged.parameters()], cotangent), strict=True
+        result, torch.autograd.grad(expected, [images, *averaged.parameters()], cotangent), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 

@@ -27,52 +27,55 @@ def placements(draw, count=1):
 
 
 @given(placements(), st.integers(1, 3))
-def test_undo_gives_what_is_seen_bit_for_bit(drawn, side):
-    (place,) = drawn
-    image = values(*(n * side for n in place.content))
-    behind = values(4, 7, seed=1) if place.fill == "image" else None
-    canvas = place.apply(image, behind)
-    assert canvas.shape == (2, 3, *(n * side for n in place.canvas))
-    top, left, bottom, right = (edge * side for edge in place.seen)
-    assert torch.equal(place.undo(canvas), image[..., top:bottom, left:right])
-    if all(0 <= o <= size - n for n, size, o in zip(place.content, place.canvas, place.offset, strict=True)):
-        assert torch.equal(place.undo(canvas), image)
+def test_undo_gives_what_is_seen_bit_for_bit(samples, side):
+    (placement,) = samples
+    image = values(*(n * side for n in placement.content))
+    behind = values(4, 7, seed=1) if placement.fill == "image" else None
+    canvas = placement.apply(image, behind)
+    assert canvas.shape == (2, 3, *(n * side for n in placement.canvas))
+    top, left, bottom, right = (edge * side for edge in placement.seen)
+    assert torch.equal(placement.undo(canvas), image[..., top:bottom, left:right])
+    if all(
+        0 <= o <= size - n
+        for n, size, o in zip(placement.content, placement.canvas, placement.offset, strict=True)
+    ):
+        assert torch.equal(placement.undo(canvas), image)
 
 
 @given(placements(count=2))
-def test_two_placements_share_the_same_patches(drawn):
-    first, second = drawn
+def test_two_placements_share_the_same_patches(samples):
+    first, second = samples
     image = values(*first.content)
     behind = values(4, 7, seed=1) if first.fill == "image" else None
-    recorded = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
-    for mask, place in zip(recorded, drawn, strict=True):
-        top, left, bottom, right = place.seen
+    recorded = [torch.zeros(first.content, dtype=torch.bool) for _ in samples]
+    for mask, placement in zip(recorded, samples, strict=True):
+        top, left, bottom, right = placement.seen
         mask[top:bottom, left:right] = True
     both = recorded[0] & recorded[1]
     if not both.any():
         with pytest.raises(OptionError, match="Placements need equal contents"):
             common_part(first, second)
         return
-    result = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
+    result = [placement.undo(placement.apply(image, behind)) for placement in common_part(first, second)]
     assert torch.equal(result[0], result[1])
     assert torch.equal(result[0].flatten(2), image[..., both])
 
 
 def test_pixels_and_tokens_move_equally():
-    place = Placement((2, 3), (4, 4), (-1, 2))
+    placement = Placement((2, 3), (4, 4), (-1, 2))
     tokens = values(2, 3)
     pixels = tokens.repeat_interleave(4, -2).repeat_interleave(4, -1)
-    assert torch.equal(place.apply(pixels)[..., ::4, ::4], place.apply(tokens))
+    assert torch.equal(placement.apply(pixels)[..., ::4, ::4], placement.apply(tokens))
 
 
 def test_fills_are_what_they_say():
     image = torch.tensor([[1.0, 2.0, 3.0]])
-    place = Placement((1, 3), (1, 8), (0, 3))
-    assert place.apply(image, mean=0.5).tolist() == [[0.5, 0.5, 0.5, 1, 2, 3, 0.5, 0.5]]
+    placement = Placement((1, 3), (1, 8), (0, 3))
+    assert placement.apply(image, mean=0.5).tolist() == [[0.5, 0.5, 0.5, 1, 2, 3, 0.5, 0.5]]
     mirror = Placement((1, 3), (1, 8), (0, 3), "mirror")
     assert mirror.apply(image).tolist() == [[3, 2, 1, 1, 2, 3, 3, 2]]
-    far = Placement((1, 1), (1, 5), (0, 4), "mirror")
-    assert far.apply(image[:, :1]).tolist() == [[1] * 5]
+    outside = Placement((1, 1), (1, 5), (0, 4), "mirror")
+    assert outside.apply(image[:, :1]).tolist() == [[1] * 5]
     behind = torch.tensor([[7.0, 8.0]])
     other = Placement((1, 3), (1, 8), (0, 3), "image")
     assert other.apply(image, behind).tolist() == [[7, 8, 8, 1, 2, 3, 8, 7]]
@@ -80,13 +83,13 @@ def test_fills_are_what_they_say():
     with pytest.raises(OptionError, match="got fill='image' and behind=None"):
         other.apply(image)
     with pytest.raises(OptionError, match="got fill='mean' and an image"):
-        place.apply(image, behind)
+        placement.apply(image, behind)
 
 
 def test_all_positions_come_equally_often():
     generator = np.random.default_rng(0)
-    drawn = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
-    counts = {offset: sum(p.offset == offset for p in drawn) for offset in {p.offset for p in drawn}}
+    samples = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
+    counts = {offset: sum(p.offset == offset for p in samples) for offset in {p.offset for p in samples}}
     assert set(counts) == {(a, b) for a in range(2) for b in range(3)}
     assert min(counts.values()) > 60
     smaller = [Placement.draw(generator, content=(5, 5), canvas=(4, 5)) for _ in range(50)]
@@ -95,8 +98,8 @@ def test_all_positions_come_equally_often():
 
 def test_the_canvas_grows_with_progress():
     def side(progress, **options):
-        drawn = Placement.draw(np.random.default_rng(0), progress, **options)
-        return drawn.canvas[0]
+        samples = Placement.draw(np.random.default_rng(0), progress, **options)
+        return samples.canvas[0]
 
     options = {"content": (4, 4), "canvas": (12, 12), "curriculum": 0.5}
     assert [side(p, **options) for p in (0, 0.1, 0.25, 0.49, 0.5, 1.0)] == [5, 5, 8, 11, 12, 12]
@@ -106,8 +109,8 @@ def test_the_canvas_grows_with_progress():
 
 
 def test_the_same_generator_draws_the_same():
-    drawn = [Placement.draw(np.random.default_rng(5), 0.3, content=(3, 3), canvas=(9, 9)) for _ in range(2)]
-    assert drawn[0] == drawn[1]
+    samples = [Placement.draw(np.random.default_rng(5), 0.3, content=(3, 3), canvas=(9, 9)) for _ in range(2)]
+    assert samples[0] == samples[1]
 
 
 @cases(
@@ -125,12 +128,12 @@ def test_what_cannot_be_is_refused(options, words):
 
 
 def test_values_of_another_shape_are_refused():
-    place = Placement((2, 2), (4, 4))
+    placement = Placement((2, 2), (4, 4))
     with pytest.raises(
         ShapeError, match=r"the content has \(2, 2\) patches, got values of shape \(3, 4, 5\)"
     ):
-        place.apply(torch.zeros(3, 4, 5))
+        placement.apply(torch.zeros(3, 4, 5))
     with pytest.raises(ShapeError, match=r"the canvas has \(4, 4\) patches"):
-        place.undo(torch.zeros(3, 2, 2))
+        placement.undo(torch.zeros(3, 2, 2))
     with pytest.raises(OptionError, match=r"fractions from 0 to 1, got progress=1\.5"):
         Placement.draw(np.random.default_rng(0), 1.5, content=(2, 2), canvas=(4, 4))

@@ -61,16 +61,16 @@ def test_counts_do_not_depend_on_order_or_cuts(classes):
     shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
     _, prob = mixture(shares, 6003 if classes == 30 else 50_001, distance=1.5)
     prob[:, ::7] = 0  # no data
-    whole, rng = count(prob), np.random.default_rng(1)
+    expected, rng = count(prob), np.random.default_rng(1)
     cuts = np.sort(rng.integers(0, prob.shape[1], 9))
     parts = [count(p) for p in np.split(prob[:, rng.permutation(prob.shape[1])], cuts, axis=1)]
-    for again in (merge(parts), merge(parts[::-1]), count(prob.reshape(classes, 3, -1)[..., ::-1])):
-        assert again.level == whole.level
-        np.testing.assert_array_equal(again.codes, whole.codes)
-        np.testing.assert_array_equal(again.counts, whole.counts)
-        assert estimate(again).tobytes() == estimate(whole).tobytes()
-    assert whole.counts.sum() == (prob.sum(0) > 0).sum()
-    assert len(whole.counts) <= 1 << 17
+    for actual in (merge(parts), merge(parts[::-1]), count(prob.reshape(classes, 3, -1)[..., ::-1])):
+        assert actual.level == expected.level
+        np.testing.assert_array_equal(actual.codes, expected.codes)
+        np.testing.assert_array_equal(actual.counts, expected.counts)
+        assert estimate(actual).tobytes() == estimate(expected).tobytes()
+    assert expected.counts.sum() == (prob.sum(0) > 0).sum()
+    assert len(expected.counts) <= 1 << 17
 
 
 @cases("classes", [2, 3, 4, 5, 8, 9, 14])
@@ -91,15 +91,15 @@ def test_a_histogram_counts_each_pixel(classes):
 def test_too_many_codes_become_coarser_in_any_order(monkeypatch):
     monkeypatch.setattr(probability_histogram.coarsened, "__defaults__", (300,))
     _, prob = mixture((0.5, 0.3, 0.2), 20_000)
-    whole = count(prob)
-    assert 0 < whole.level < 7
-    assert len(whole.counts) <= 300
+    expected = count(prob)
+    assert 0 < expected.level < 7
+    assert len(expected.counts) <= 300
     parts = [count(part) for part in np.split(prob, 40, axis=1)]
-    assert {part.level for part in parts} != {whole.level}  # small parts stay finer than the whole
-    for again in (merge(parts), merge(parts[::-1])):
-        np.testing.assert_array_equal(again.codes, whole.codes)
-        np.testing.assert_array_equal(again.counts, whole.counts)
-    np.testing.assert_allclose(estimate(whole), (0.5, 0.3, 0.2), atol=0.03)
+    assert {part.level for part in parts} != {expected.level}  # small parts stay finer than the whole
+    for actual in (merge(parts), merge(parts[::-1])):
+        np.testing.assert_array_equal(actual.codes, expected.codes)
+        np.testing.assert_array_equal(actual.counts, expected.counts)
+    np.testing.assert_allclose(estimate(expected), (0.5, 0.3, 0.2), atol=0.03)
 
 
 def test_codes_keep_a_probability_within_three_per_cent():
@@ -143,12 +143,12 @@ def test_weights_and_temperature():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
+    ("kind", "shares"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
 )
-def test_classes_are_taken_for_equally_frequent(kind, drawn):
+def test_classes_are_taken_for_equally_frequent(kind, shares):
     """On equally many new pixels of each class, each has as much probability; with logistic however much is drawn."""
     rng = np.random.default_rng(0)
-    classes = rng.choice([1, 2, 3], 4000, p=drawn)
+    classes = rng.choice([1, 2, 3], 4000, p=shares)
     features = (2.0 * np.eye(3)[classes - 1] + rng.normal(size=(4000, 3))).astype(np.float32)
     actual = PixelClassifier(kind, 3).fit(features, classes)
     fresh = np.repeat([1, 2, 3], 4000)
@@ -159,14 +159,14 @@ def test_classes_are_taken_for_equally_frequent(kind, drawn):
 
 
 def test_strokes_are_connected_labels_of_one_class_on_one_page():
-    drawn = np.zeros((2, 5, 6), int)
-    drawn[0, 0, :2], drawn[0, 1, 2], drawn[0, 1, 5], drawn[0, 2, 0] = 1, 1, 1, 1
-    drawn[0, 2:4, 3], drawn[0, 4, :], drawn[1, 0, :] = 2, 1, 1
-    positions = np.flatnonzero(drawn)
-    of = label_scribbles(positions, drawn.ravel()[positions], (5, 6))
+    labels = np.zeros((2, 5, 6), int)
+    labels[0, 0, :2], labels[0, 1, 2], labels[0, 1, 5], labels[0, 2, 0] = 1, 1, 1, 1
+    labels[0, 2:4, 3], labels[0, 4, :], labels[1, 0, :] = 2, 1, 1
+    positions = np.flatnonzero(labels)
+    of = label_scribbles(positions, labels.ravel()[positions], (5, 6))
     from skimage.measure import label
 
-    expected = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(drawn)]).ravel()[
+    expected = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(labels)]).ravel()[
         positions
     ]
     assert len(np.unique(of)) == len(np.unique(expected)) == len(set(zip(of, expected, strict=True))) == 6
@@ -176,10 +176,10 @@ def test_calibration_leaves_strokes_out_and_flattens():
     rng = np.random.default_rng(0)
     of = np.repeat(np.arange(24), 40)
     classes = 1 + of % 2
-    own = rng.normal(size=(24, 8))[of] * 1.5  # what the pixels of a stroke have in common
-    features = (own + 0.1 * rng.normal(size=(960, 8)) + np.eye(8)[0] * (classes[:, None] - 1)).astype(
-        np.float32
-    )
+    stroke_offsets = rng.normal(size=(24, 8))[of] * 1.5  # what the pixels of a stroke have in common
+    features = (
+        stroke_offsets + 0.1 * rng.normal(size=(960, 8)) + np.eye(8)[0] * (classes[:, None] - 1)
+    ).astype(np.float32)
     actual = PixelClassifier("logistic", 2).fit(features, classes)
     facts = calibrate(actual, features, classes, of, names=("dark", "bright"))
     assert facts["folds"] == 5
@@ -189,9 +189,9 @@ def test_calibration_leaves_strokes_out_and_flattens():
     assert calibration_note(facts) is None
     recorded = calibration_error(actual.probabilities(features), classes, np.full(960, 1 / 960))
     assert facts["before"] > recorded  # scribbles that were seen look better than they are
-    few = PixelClassifier("logistic", 2).fit(features, classes)
-    facts = calibrate(few, features, classes, np.where(classes == 1, 0, of), names=("dark", "bright"))
-    assert (few.temperature, facts["expected_calibration_error"]) == (1.0, None)
+    classifier = PixelClassifier("logistic", 2).fit(features, classes)
+    facts = calibrate(classifier, features, classes, np.where(classes == 1, 0, of), names=("dark", "bright"))
+    assert (classifier.temperature, facts["expected_calibration_error"]) == (1.0, None)
     assert "class 'dark' has one scribble" in calibration_note(facts)
 
 
@@ -230,12 +230,12 @@ def rare(tmp_path):
     for y, x in rng.integers(8, 150, (18, 2)):
         truth[y - 4 : y + 4, x - 4 : x + 4] = 1
     grey = np.clip(90 + 60 * truth + rng.normal(0, 32, truth.shape), 0, 255).astype(np.uint8)
-    drawn = np.zeros_like(truth)
+    scribbles = np.zeros_like(truth)
     for k, expected in ((0, 12), (1, 8)):
         for y, x in rng.permutation(np.argwhere(truth == k))[:expected]:
-            stroke = drawn[y, max(x - 3, 0) : x + 4]
+            stroke = scribbles[y, max(x - 3, 0) : x + 4]
             stroke[truth[y, max(x - 3, 0) : x + 4] == k] = k + 1
-    for name, values in {"a": grey, "a_labels": drawn, "a_truth": truth}.items():
+    for name, values in {"a": grey, "a_labels": scribbles, "a_truth": truth}.items():
         Image.fromarray(values).save(tmp_path / f"{name}.png")
     return tmp_path
 

@@ -9,8 +9,8 @@ from vispe.segment.classify.cluster_count_figure import plot_choice
 SCORES = {2: 0.5, 3: 0.4, 4: 0.3, 5: 0.3, 6: 0.2, 7: 0.2, 8: 0.1}
 
 
-def levels(positions, spread=0.03, each=400, seed=0):
-    return np.random.default_rng(seed).normal(np.repeat(positions, each), spread)
+def levels(positions, std=0.03, each=400, seed=0):
+    return np.random.default_rng(seed).normal(np.repeat(positions, each), std)
 
 
 @cases("positions", [[0.5], [0.2, 0.8], [0.1, 0.5, 0.8], [0, 0.2, 0.5, 0.7, 1], np.arange(6) / 5])
@@ -18,9 +18,9 @@ def test_peaks_are_where_a_kernel_estimate_has_them(positions):
     grey = levels(positions, 0.02)
     actual, at, density = grey_peaks(grey)
     low, high = np.percentile(grey, (0.5, 99.5))
-    own = gaussian_kde(grey, 0.05 * (high - low) / grey.std(ddof=1))(at)
-    np.testing.assert_allclose(density, own / own.max(), atol=0.02)
-    assert len(find_peaks(own, prominence=0.1 * own.max())[0]) == len(positions) == len(actual)
+    expected = gaussian_kde(grey, 0.05 * (high - low) / grey.std(ddof=1))(at)
+    np.testing.assert_allclose(density, expected / expected.max(), atol=0.02)
+    assert len(find_peaks(expected, prominence=0.1 * expected.max())[0]) == len(positions) == len(actual)
     if len(positions) > 1:
         np.testing.assert_allclose(actual, positions, atol=0.03)
 

@@ -90,8 +90,8 @@ def test_the_silhouette_is_measured_on_a_sample_and_clusters_are_fitted_to_all(m
     part = features[np.random.default_rng(4).permutation(len(features))[:90]]
     points = StandardScaler().fit_transform(part)
     for k in (2, 3, 5):
-        own = KMeans(k, n_init=10, random_state=4).fit_predict(points)
-        assert actual.choice.silhouette[k] == pytest.approx(silhouette_score(points, own), abs=1e-6)
+        expected = KMeans(k, n_init=10, random_state=4).fit_predict(points)
+        assert actual.choice.silhouette[k] == pytest.approx(silhouette_score(points, expected), abs=1e-6)
     assert actual.estimator[-1].labels_.shape == (450,)
 
 

@@ -43,8 +43,8 @@ def naive(prob, grey, valid):
                 slope = np.mean((g - g.mean()) * (q - q.mean())) / (g.var() + PENALTY)
                 lines[position] = slope, q.mean() - slope * g.mean()
         for position in zip(*np.nonzero(valid), strict=True):
-            own = np.mean([lines[p] for p in windows[position]], 0)
-            out[k][position] = max(own[0] * grey[position] + own[1], 0)
+            fits = np.mean([lines[p] for p in windows[position]], 0)
+            out[k][position] = max(fits[0] * grey[position] + fits[1], 0)
     return out / np.where(valid, out.sum(0), 1)
 
 
@@ -93,8 +93,8 @@ def folder(tmp_path):
     rng = np.random.default_rng(1)
     phase = (np.hypot(*(np.mgrid[:60, :90] % 30 - 15)) < 9).astype(np.uint8)
     grey = np.clip(90 + 60 * phase + rng.normal(0, 30, phase.shape), 0, 255).astype(np.uint8)
-    drawn = np.where(rng.random(phase.shape) < 0.05, phase + 1, 0).astype(np.uint8)
-    for name, array in (("a", grey), ("a_labels", drawn), ("mask", phase)):
+    scribbles = np.where(rng.random(phase.shape) < 0.05, phase + 1, 0).astype(np.uint8)
+    for name, array in (("a", grey), ("a_labels", scribbles), ("mask", phase)):
         Image.fromarray(array).save(tmp_path / f"{name}.png")
         Image.fromarray(np.rot90(array)).save(tmp_path / f"turned_{name}.png")
     return tmp_path
@@ -111,11 +111,11 @@ def run(folder, out, image="a", post=None, tile=None):
 
 @pytest.mark.slow
 def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
-    whole = run(folder, "whole")
-    np.testing.assert_array_equal(run(folder, "tiles", tile=32), whole)
-    np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(whole))
+    untiled = run(folder, "whole")
+    np.testing.assert_array_equal(run(folder, "tiles", tile=32), untiled)
+    np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(untiled))
     plain = run(folder, "plain", post=PostProcessing())
-    assert 0 < (whole != plain).mean() < 0.1
+    assert 0 < (untiled != plain).mean() < 0.1
 
 
 @pytest.mark.slow

@@ -19,11 +19,11 @@ from vispe.segment.classify.out_of_distribution import (
 from vispe.segment.features.sample_grid import Sample
 
 
-def page(seed=0, patches=40, width=20, shift=0.0, spread=1.0):
+def page(seed=0, patches=40, width=20, shift=0.0, std=1.0):
     """Patches of 30 points whose features are mixed from 6 sources."""
     rng = np.random.default_rng(seed)
     mixing = np.random.default_rng(99).normal(size=(6, width))
-    points = rng.normal(size=(patches, 1, 6)) * 0.5 + rng.normal(size=(patches, 30, 6)) * spread + shift
+    points = rng.normal(size=(patches, 1, 6)) * 0.5 + rng.normal(size=(patches, 30, 6)) * std + shift
     features = (points @ mixing).reshape(-1, width).astype(np.float32) + 3
     return Sample(features, np.repeat(np.arange(patches), 30), np.arange(patches) * 4 // patches)
 
@@ -67,7 +67,7 @@ def test_a_distance_is_that_of_the_means_from_the_centre():
 def test_sums_of_parts_are_the_sum_of_the_whole():
     codes = np.random.default_rng(4).integers(-4096, 4097, (97, 3)).astype(np.int16)
     order = np.random.default_rng(5).permutation(97)
-    parts = sum(feature_sums(codes[own]) for own in np.array_split(order, 7))
+    parts = sum(feature_sums(codes[indices]) for indices in np.array_split(order, 7))
     assert np.array_equal(parts, feature_sums(codes))
 
 
@@ -100,11 +100,11 @@ def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(c
     else:
         chosen = {3: range(3), 12: [0, 2, 3, 5, 6, 8, 9, 11]}[count]
         folds = [([p for i, p in enumerate(pages) if i != out], pages[out]) for out in chosen]
-    held = []
-    for rest, out in folds:
-        actual = fit_distribution(rest)
-        held.append(actual.score(feature_sums(actual.codes(out.features))) * actual.limits[0])
-    assert domain.limits[0] == pytest.approx(margin * max(held), rel=1e-9)
+    distances = []
+    for training, out in folds:
+        actual = fit_distribution(training)
+        distances.append(actual.score(feature_sums(actual.codes(out.features))) * actual.limits[0])
+    assert domain.limits[0] == pytest.approx(margin * max(distances), rel=1e-9)
     assert domain.pages == count
 
 
@@ -113,7 +113,7 @@ def test_similar_images_are_below_the_limit_and_others_above():
     score = lambda one: domain.score(feature_sums(domain.codes(one.features)))  # noqa: E731 - used here alone
     assert max(score(page(seed)) for seed in range(10, 30)) < 1
     assert score(page(50, shift=3)) > 1
-    assert score(page(51, spread=3)) > 1
+    assert score(page(51, std=3)) > 1
 
 
 def test_it_is_the_same_each_time_and_small():
@@ -122,9 +122,9 @@ def test_it_is_the_same_each_time_and_small():
     for name, value in first.tensors().items():
         assert np.array_equal(value, second.tensors()[name])
     assert sum(value.nbytes for value in first.tensors().values()) < 10_000
-    again = FeatureDistribution.from_tensors(first.tensors())
+    reloaded = FeatureDistribution.from_tensors(first.tensors())
     codes = first.codes(page(3, width=64).features)
-    assert again.score(feature_sums(codes)) == first.score(feature_sums(codes))
+    assert reloaded.score(feature_sums(codes)) == first.score(feature_sums(codes))
 
 
 def test_constant_features_are_no_trouble():

@@ -60,46 +60,46 @@ def test_a_class_does_not_win_by_being_drawn_more(kind):
 def test_prediction_in_chunks_is_the_same(monkeypatch):
     features, classes = blobs()
     actual = PixelClassifier("logistic", 3).fit(features, classes)
-    whole = actual.probabilities(features)
+    expected = actual.probabilities(features)
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CHUNK", 7)
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CACHED", 7)
-    np.testing.assert_allclose(actual.probabilities(features), whole, atol=1e-6)
+    np.testing.assert_allclose(actual.probabilities(features), expected, atol=1e-6)
 
 
 @partly(1)
 @cases("kind", KINDS)
-@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
-def test_planes_are_the_transposed_probabilities(kind, drawn, monkeypatch):
+@cases("labelled_classes", [(1, 2, 3), (1, 3), (2, 5)])
+def test_planes_are_the_transposed_probabilities(kind, labelled_classes, monkeypatch):
     features, classes = blobs()
     features = np.concatenate([features, np.full((300, 1), 0.7, np.float32), 1e-3 * features + 0.5], axis=1)
-    own = np.isin(classes, (1, 2, 3)[: len(drawn)])
-    features, classes = features[own], np.array((0, *drawn))[classes[own]]
+    selected = np.isin(classes, (1, 2, 3)[: len(labelled_classes)])
+    features, classes = features[selected], np.array((0, *labelled_classes))[classes[selected]]
     actual = PixelClassifier(kind, 5, seed=1).fit(features, classes)
     expected = actual.probabilities(features).T
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CACHED", 64)
     planes = actual.planes(np.ascontiguousarray(features.T))
     assert planes.dtype == np.float32
     np.testing.assert_allclose(planes, expected, atol=3e-6)
-    assert (planes[[k for k in range(5) if k + 1 not in drawn]] == 0).all()
+    assert (planes[[k for k in range(5) if k + 1 not in labelled_classes]] == 0).all()
     np.testing.assert_allclose(planes.sum(0), 1, atol=1e-6)
 
 
-@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
-def test_logistic_gives_the_probabilities_of_scikit_learn(drawn):
+@cases("labelled_classes", [(1, 2, 3), (1, 3), (2, 5)])
+def test_logistic_gives_the_probabilities_of_scikit_learn(labelled_classes):
     features, classes = blobs()
     features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)
-    own = np.isin(classes, (1, 2, 3)[: len(drawn)])
-    features, classes = features[own], np.array((0, *drawn))[classes[own]]
+    selected = np.isin(classes, (1, 2, 3)[: len(labelled_classes)])
+    features, classes = features[selected], np.array((0, *labelled_classes))[classes[selected]]
     logistic = LogisticRegression(C=100 / len(classes), class_weight="balanced", max_iter=1000)
     expected = make_pipeline(StandardScaler(), logistic).fit(features, classes).predict_proba(features)
     actual = PixelClassifier("logistic", 5).fit(features, classes)
-    columns = [c - 1 for c in drawn]
+    columns = [c - 1 for c in labelled_classes]
     np.testing.assert_allclose(actual.probabilities(features)[:, columns], expected, atol=1e-5)
     first = actual.linear.scores(torch.from_numpy(features[:, :2].T.copy()))
-    rest = actual.linear.weight[:, 2:] @ (
+    offsets = actual.linear.weight[:, 2:] @ (
         torch.from_numpy(features.T[2:].copy()) - actual.linear.mean[2:, None]
     )
-    prob = actual.linear.probabilities(first + rest, 5).T.numpy()
+    prob = actual.linear.probabilities(first + offsets, 5).T.numpy()
     np.testing.assert_allclose(prob[:, columns], expected, atol=1e-5)
 
 
@@ -107,8 +107,8 @@ def test_logistic_comes_back_from_its_tensors():
     features, classes = blobs()
     actual = PixelClassifier("logistic", 3).fit(features, classes)
     state = actual.tensors()
-    again = PixelClassifier("logistic", 3, state=state)
-    np.testing.assert_array_equal(again.probabilities(features), actual.probabilities(features))
+    reloaded = PixelClassifier("logistic", 3, state=state)
+    np.testing.assert_array_equal(reloaded.probabilities(features), actual.probabilities(features))
     for name, value in (
         ("mean", np.zeros(5)),
         ("weight", state["linear.weight"][:2]),

@@ -10,12 +10,12 @@ from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvec
 from vispe.segment.metrics import adjusted_rand
 
 
-def groups(sizes, spread=0.3, seed=0):
+def groups(sizes, std=0.3, seed=0):
     """Make distant groups of points -> (n, 2) points and (n,) groups from 0."""
     rng = np.random.default_rng(seed)
     of = np.repeat(np.arange(len(sizes)), sizes)
     angle = 2 * np.pi * of / len(sizes)
-    return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(0, spread, (len(of), 2)), of
+    return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(0, std, (len(of), 2)), of
 
 
 def same(actual, expected):
@@ -71,7 +71,7 @@ def test_parts_are_joined_by_the_shortest_links():
 
 
 def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
-    points, _ = groups([230, 220, 250], spread=1.2)
+    points, _ = groups([230, 220, 250], std=1.2)
     sparse = eigenvectors(points, 3, 0)
     np.testing.assert_array_equal(eigenvectors(points, 3, 0), sparse)
     monkeypatch.setattr(spectral, "_DENSE", 10_000)
@@ -108,12 +108,12 @@ def test_pixels_go_with_the_nearest_pixel_of_the_graph(monkeypatch):
     prob = clusters.probabilities(features)
     assert same(prob.argmax(1), moon)
     np.testing.assert_allclose(prob.sum(1), 1, atol=1e-6)
-    again = PixelClusters(2, "spectral").fit(features, points[:, 1])
-    np.testing.assert_array_equal(again.probabilities(features), prob)
+    pixel_clusters = PixelClusters(2, "spectral").fit(features, points[:, 1])
+    np.testing.assert_array_equal(pixel_clusters.probabilities(features), prob)
 
 
 def test_more_copies_of_a_pixel_than_neighbours_do_no_harm():
-    points, of = groups([40, 50], spread=0.4)
+    points, of = groups([40, 50], std=0.4)
     features = np.repeat(points, 30, 0).astype(np.float32)
     clusters = PixelClusters(2, "spectral").fit(features, features[:, 0])
     assert same(clusters.probabilities(points.astype(np.float32)).argmax(1), of)

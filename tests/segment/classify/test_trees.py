@@ -50,10 +50,10 @@ def test_large_label_sets_are_thinned_evenly_within_each_class(monkeypatch):
     assert len(np.unique(index)) == len(index)
     sums = features.sum(1)
     for k in (1, 2, 3):
-        chosen, own = np.sort(sums[index][classes[index] == k]), np.sort(sums[classes == k])
-        assert chosen[0] == own[0]
-        assert chosen[-1] == own[-1]
-        np.testing.assert_allclose(np.median(chosen), np.median(own), atol=0.2)
+        actual, expected = np.sort(sums[index][classes[index] == k]), np.sort(sums[classes == k])
+        assert actual[0] == expected[0]
+        assert actual[-1] == expected[-1]
+        np.testing.assert_allclose(np.median(actual), np.median(expected), atol=0.2)
 
 
 def test_a_factor_weakens_the_first_features_of_the_linear_classifier():

@@ -87,10 +87,10 @@ def test_pieces_are_the_same_as_the_whole(side):
     size = (70, 95) if side > 1 else (3, 4)
     page, filters = image(*size, channels=2), Filters()
     page[30:33, 60:80] = np.nan
-    whole, out = filters(page), np.zeros((*size, 52), np.float32)
+    expected, out = filters(page), np.zeros((*size, 52), np.float32)
     for region in blocks(*size, side):
         out[region.slices] = filters(page, region)
-    np.testing.assert_allclose(out, whole, atol=1e-7, rtol=0)
+    np.testing.assert_allclose(out, expected, atol=1e-7, rtol=0)
 
 
 def test_a_region_in_the_middle_is_cut_from_the_whole():
@@ -106,10 +106,10 @@ def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     page = image(*size)
     if min(size) > 1:
         page[10:20, 5:9] = np.nan
-    whole = Filters((0.7, 8.0))(page)
+    expected = Filters((0.7, 8.0))(page)
     monkeypatch.setattr("vispe.segment.features.filters.filters2d._STRIP", strip)
     monkeypatch.setattr("vispe.segment.features.filters.filters2d._CHUNK", chunk)
-    np.testing.assert_allclose(Filters((0.7, 8.0))(page), whole, atol=1e-7, rtol=0)
+    np.testing.assert_allclose(Filters((0.7, 8.0))(page), expected, atol=1e-7, rtol=0)
 
 
 @cases("size", [(1, 31), (30, 2), (44, 65)])
@@ -193,5 +193,5 @@ def test_pixels_far_apart_get_rectangles_of_their_own_and_dense_ones_share_one()
     middles = np.array([(20, 30), (400, 450), (50, 470)])
     y, x = (middles[:, None] + random.integers(-8, 9, (3, 50, 2))).reshape(-1, 2).T
     groups = group_pixels(y, x, 65)
-    assert sorted(len(own) for own in groups) == [50, 50, 50]
+    assert sorted(len(indices) for indices in groups) == [50, 50, 50]
     np.testing.assert_array_equal(np.sort(np.concatenate(groups)), np.arange(150))

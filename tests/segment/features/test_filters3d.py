@@ -63,8 +63,8 @@ def reference(grey, sigma, step):
             cross = at(*a + b) + at(*-a - b) - at(*a - b) - at(*b - a)
             hessian[..., i, j] = hessian[..., j, i] = cross / (4 * unit[i] * unit[j])
     values = np.moveaxis(np.linalg.eigvalsh(hessian)[..., ::-1], -1, 0)
-    spread = np.sqrt(np.maximum(smooth(grey**2) - mean**2, 0))
-    return np.stack([mean, np.sqrt(sum(s**2 for s in slope)), *values, spread])
+    std = np.sqrt(np.maximum(smooth(grey**2) - mean**2, 0))
+    return np.stack([mean, np.sqrt(sum(s**2 for s in slope)), *values, std])
 
 
 @cases(("shape", "step"), [((5, 23, 31, 1), 2.0), ((2, 17, 9, 2), 0.7), ((9, 8, 13, 1), 6.0)])
@@ -89,8 +89,8 @@ def test_the_step_counts_in_pixels():
 @cases("region", [Region(0, 7, 3, 20), Region(60, 83, 11, 12), Region(5, 70, 0, 37)])
 def test_a_region_gets_the_numbers_of_the_whole(region):
     pages = volume(3, 83, 37, 1)
-    whole = deep(pages, 1)
-    np.testing.assert_allclose(deep(pages, 1, region), whole[(..., *region.slices)], atol=1e-7)
+    expected = deep(pages, 1)
+    np.testing.assert_allclose(deep(pages, 1, region), expected[(..., *region.slices)], atol=1e-7)
 
 
 def test_they_rotate_with_the_image_and_are_invariant_to_the_order_of_slices():
@@ -128,13 +128,13 @@ def test_pixels_without_data_have_no_weight():
 
 def test_times_are_volumes_of_their_own_in_either_order():
     pages = volume(6, 11, 13, 1)
-    alone = [deep(pages[3 * t : 3 * t + 3], 1) for t in range(2)]
+    expected = [deep(pages[3 * t : 3 * t + 3], 1) for t in range(2)]
     times = (("T", 2), ("Z", 3))
     for t in range(2):
-        np.testing.assert_array_equal(deep(pages, 3 * t + 1, axes=times), alone[t])
+        np.testing.assert_array_equal(deep(pages, 3 * t + 1, axes=times), expected[t])
     mixed = pages.reshape(2, 3, 11, 13, 1).swapaxes(0, 1).reshape(pages.shape)
     for t in range(2):
-        np.testing.assert_array_equal(deep(mixed, 2 + t, axes=(("Z", 3), ("T", 2))), alone[t])
+        np.testing.assert_array_equal(deep(mixed, 2 + t, axes=(("Z", 3), ("T", 2))), expected[t])
 
 
 @cases(

@@ -51,8 +51,8 @@ def test_a_page_without_tiles_is_the_model_of_the_reflected_page(model, size):
     height, width = (-(-n // PATCH) * PATCH for n in size)
     top, left = ((height - size[0]) // 2, (width - size[1]) // 2)
     rim = ((top, height - size[0] - top), (left, width - size[1] - left), (0, 0))
-    whole = torch.from_numpy(np.pad(one, rim, mode="symmetric")).permute(2, 0, 1).expand(3, -1, -1)
-    expected = load_micro()(whole[None])
+    untiled = torch.from_numpy(np.pad(one, rim, mode="symmetric")).permute(2, 0, 1).expand(3, -1, -1)
+    expected = load_micro()(untiled[None])
     full = torch.nn.functional.interpolate(expected, scale_factor=2, mode="bilinear", align_corners=False)
     cut = full[0, :, top : top + size[0], left : left + size[1]]
     np.testing.assert_allclose(actual.planes(0), cut.numpy(), atol=1e-4)
@@ -74,14 +74,14 @@ def test_features_in_tiles_are_nearly_those_of_the_whole(model):
         0
     ].numpy()
     one = (smooth[..., None] - smooth.min()) / np.ptp(smooth)
-    whole = DenseMaps(model, one, None).planes(0)
+    expected = DenseMaps(model, one, None).planes(0)
     tiled = DenseMaps(model, one, 256)
     assert len(tiled.regions) == 4
     middle = tiled.inside(0)
     part = tiled.planes(0)[:, :160, :160]
-    spread = whole.std((1, 2))
+    std = expected.std((1, 2))
     assert (middle.top, middle.left) == (0, 0)
-    assert np.sqrt(np.mean(((part - whole[:, :160, :160]) / spread[:, None, None]) ** 2)) < 0.1
+    assert np.sqrt(np.mean(((part - expected[:, :160, :160]) / std[:, None, None]) ** 2)) < 0.1
 
 
 def test_it_is_the_default_and_needs_no_basis():

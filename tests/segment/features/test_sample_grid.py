@@ -58,9 +58,9 @@ def test_a_piece_has_the_features_of_its_pixels(config):
     prepared = Features(config, device="cpu").prepare(page, valid)
     for number, piece in enumerate(prepared.pieces):
         actual = prepared.sampled(number)
-        whole = prepared.compute(number)
+        expected = prepared.compute(number)
         y, x = offsets(piece)
-        np.testing.assert_allclose(actual, whole[:, y[:, None], x].transpose(1, 2, 0), atol=2e-5)
+        np.testing.assert_allclose(actual, expected[:, y[:, None], x].transpose(1, 2, 0), atol=2e-5)
 
 
 def test_a_sample_leaves_out_what_has_no_data_and_patches_of_few_points():
@@ -85,15 +85,15 @@ def test_many_pieces_are_sampled_at_even_distances():
     everything = sample(prepared, valid, 16)
     assert len(everything.part) == 10
     assert len(actual.part) == 4
-    own = [0, 3, 6, 9]
-    expected = np.concatenate([everything.features[everything.patch == k] for k in own])
+    indices = [0, 3, 6, 9]
+    expected = np.concatenate([everything.features[everything.patch == k] for k in indices])
     np.testing.assert_array_equal(actual.features, expected)
 
 
 def test_a_page_without_data_or_points_gives_none():
     features = Features(FeatureConfig(sigmas=(1.0,)), device="cpu")
-    for shape, there in (((40, 40), False), ((3, 90), True), ((20, 20), True)):
-        valid = np.full(shape, there)
+    for shape, has_data in (((40, 40), False), ((3, 90), True), ((20, 20), True)):
+        valid = np.full(shape, has_data)
         assert sample(features.prepare(RNG.random((*shape, 1), np.float32), valid), valid) is None
 
 
@@ -114,12 +114,12 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
         out.forget(~valid[region.slices])
         return out
 
-    whole = filled(Region(0, shape[0], 0, shape[1]))
+    expected = filled(Region(0, shape[0], 0, shape[1]))
     parts = [filled(block) for block in blocks(*shape, side)]
-    assert np.array_equal(sum(part.sums() for part in parts), whole.sums())
-    assert np.array_equal(sum(whole.sums(block) for block in blocks(*shape, side)), whole.sums())
+    assert np.array_equal(sum(part.sums() for part in parts), expected.sums())
+    assert np.array_equal(sum(expected.sums(block) for block in blocks(*shape, side)), expected.sums())
     # one point after the other: the piece with the largest weight, of equal ones the first
-    y, x = offsets(whole.region)
+    y, x = offsets(expected.region)
     picked = []
     for row in y:
         for column in x:
@@ -132,7 +132,7 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
                             best, (top, _, left, _) = weight[row - p.top, column - p.left], grid_points(p)
                             code = codes[number][row // 8 - top, column // 8 - left]
                 picked.append(code)
-    assert np.array_equal(whole.sums(), feature_sums(np.array(picked)))
+    assert np.array_equal(expected.sums(), feature_sums(np.array(picked)))
 
 
 def test_the_map_has_one_value_for_each_patch():

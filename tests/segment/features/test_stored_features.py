@@ -87,8 +87,8 @@ def test_several_painted_images_read_stored_features(folder, request):
         paint = open_paint(names, folder / "painted", **options)
         for number in (0, 1):
             content = {"names": ["x", "y"], "image": number, "strokes": [scribbles[number]], "preview": True}
-            answer = paint.update(content)
-        return answer
+            response = paint.update(content)
+        return response
 
     computed = painted()
     assert computed["ready"]
@@ -163,12 +163,12 @@ def test_other_images_versions_and_damaged_files_are_refused(folder, monkeypatch
         run()
     (folder / "a.png").write_bytes(original)
     file = folder / "stored" / "a_features_0000.safetensors"
-    whole = file.read_bytes()
+    content = file.read_bytes()
     renamed = [
-        whole.replace(b'\\"%s\\"' % name, b'\\"x%s\\"' % name[1:])
+        content.replace(b'\\"%s\\"' % name, b'\\"x%s\\"' % name[1:])
         for name in (b"pages", b"page_sha256", b"model")
     ]
-    for data in (b"", b"\xff" * 100, whole[:200], *renamed):
+    for data in (b"", b"\xff" * 100, content[:200], *renamed):
         file.write_bytes(data)
         with pytest.raises(InputError, match="Run vispe features again"):
             run()

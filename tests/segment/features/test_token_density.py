@@ -85,12 +85,12 @@ def test_every_token_is_at_its_own_pixels(stride, shifts):
     model = TokenModel(NAME, weights="random", pos_embed="none", stride=stride, shifts=shifts)
     mean, std = model._features.mean, model._features.std
 
-    def look(image):
-        shown = (image - mean) / std
-        return torch.nn.functional.avg_pool2d(shown * std + mean, 16, stride).permute(0, 2, 3, 1)
+    def capture(image):
+        normalised = (image - mean) / std
+        return torch.nn.functional.avg_pool2d(normalised * std + mean, 16, stride).permute(0, 2, 3, 1)
 
     model._features = type("Middle", (), {"mean": mean, "std": std, "__call__": None})()
-    model.__class__ = type("Stub", (TokenModel,), {"__call__": lambda self, image: look(image)})
+    model.__class__ = type("Stub", (TokenModel,), {"__call__": lambda self, image: capture(image)})
     y, x = np.meshgrid(np.arange(70), np.arange(90), indexing="ij")
     grey = np.stack([y, x, y], -1).astype(np.float32) / 100
     for tile in (None, 48):
@@ -160,8 +160,8 @@ def test_blocks_are_joined_each_with_the_final_norm():
     assert torch.equal(joined(image), torch.cat([first(image), last(image)], -1))
     assert torch.equal(last(image), TokenModel(NAME, weights="random")(image))
     with torch.no_grad():
-        shown = (image - joined._features.mean) / joined._features.std
-        x = first._model.patch_embed(shown)
+        normalised = (image - joined._features.mean) / joined._features.std
+        x = first._model.patch_embed(normalised)
         x = first._model._pos_embed(x)
         for block in first._model.blocks[:2]:
             x = block(x)

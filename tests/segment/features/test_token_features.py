@@ -38,9 +38,9 @@ def test_tokens_are_the_normed_patch_tokens_of_timm(model):
         torch.manual_seed(0)
         plain = timm.create_model(NAME, num_classes=0, dynamic_img_size=True).eval()
     mean, std = (torch.tensor(plain.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-    shown = torch.from_numpy(grey).permute(2, 0, 1)[None].expand(1, 3, 48, 80)
+    normalised = torch.from_numpy(grey).permute(2, 0, 1)[None].expand(1, 3, 48, 80)
     with torch.no_grad():
-        expected = plain.forward_features((shown - mean) / std)[:, plain.num_prefix_tokens :]
+        expected = plain.forward_features((normalised - mean) / std)[:, plain.num_prefix_tokens :]
     actual = token_maps(model, grey, None)
     assert len(actual.maps) == 1
     np.testing.assert_allclose(actual.maps[0], expected.reshape(3, 5, -1).numpy(), atol=1e-5)
@@ -64,9 +64,9 @@ def test_tiles_lie_on_patches_and_cover_the_page(model, size, tile):
 def test_other_channel_counts_are_put_side_by_side(model):
     two = page(32, 48, channels=2)
     actual = token_maps(model, two, None).maps[0]
-    alone = [token_maps(model, two[..., c : c + 1], None).maps[0] for c in range(2)]
-    np.testing.assert_allclose(actual, np.concatenate(alone, -1), atol=1e-5)
-    width = alone[0].shape[-1]
+    single = [token_maps(model, two[..., c : c + 1], None).maps[0] for c in range(2)]
+    np.testing.assert_allclose(actual, np.concatenate(single, -1), atol=1e-5)
+    width = single[0].shape[-1]
     assert token_maps(model, page(32, 48, channels=3), None).maps[0].shape == (2, 3, width)
 
 
@@ -85,8 +85,8 @@ def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
     random = np.random.default_rng(0)
     maps = [random.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
     together = np.concatenate([m.reshape(-1, 5) for m in maps])
-    drawn = np.sort(np.random.default_rng(3).permutation(len(together))[:30])
-    actual, expected = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[drawn][None]], 4, 3)
+    indices = np.sort(np.random.default_rng(3).permutation(len(together))[:30])
+    actual, expected = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[indices][None]], 4, 3)
     for name, value in expected.tensors().items():
         np.testing.assert_array_equal(actual.tensors()[name], value)
 

@@ -100,13 +100,13 @@ def good() -> list[Good]:
 def photographs() -> list[Good]:
     """JPEG files; the pixels are those of Pillow, since the format is lossy."""
     rgb = np.stack([grey(), grey(), grey()], -1)
-    made = {
+    files = {
         "grey.jpg": encoded(grey(), "JPEG"),
         "rgb.jpg": encoded(rgb, "JPEG"),
         "progressive.jpg": encoded(rgb, "JPEG", progressive=True),
         "restarts.jpg": encoded(rgb, "JPEG", restart_marker_rows=1),
     }
-    return [Good(n, d, np.asarray(Image.open(io.BytesIO(d))).reshape(1, H, W, -1)) for n, d in made.items()]
+    return [Good(n, d, np.asarray(Image.open(io.BytesIO(d))).reshape(1, H, W, -1)) for n, d in files.items()]
 
 
 # --- files that claim more than they hold ---
@@ -165,16 +165,16 @@ def _frame(data: bytes, marks: tuple[bytes, ...], size: bytes) -> bytes:
 
 def hostile() -> Iterator[tuple[str, bytes, str]]:
     """Names, contents, and a pattern of the sentence with which each is refused."""
-    bomb, few = zeros(1300), zlib.compress(bytes(72))
-    yield "header.png", png(10**9, 10**9, 8, 0, few), r"decompression bomb, got 1000000000 x"
+    bomb, compressed = zeros(1300), zlib.compress(bytes(72))
+    yield "header.png", png(10**9, 10**9, 8, 0, compressed), r"decompression bomb, got 1000000000 x"
     yield "bomb.png", png(40000, 33000, 8, 0, bomb), r"decompression bomb, got 33000 x 40000"
     yield "bomb16.png", png(100, 100, 16, 2, bomb), r"more pixels than its header declares"
     yield "more.png", png(8, 8, 8, 0, bomb), r"more pixels than its header declares"
-    yield "fewer.png", png(8, 80, 8, 0, few), r"fewer pixels than its header declares"
+    yield "fewer.png", png(8, 80, 8, 0, compressed), r"fewer pixels than its header declares"
     text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes([65]) * 10**7))
-    yield "text.png", png(8, 8, 8, 0, few, text), r"Decompressed data too large"
-    yield "profile.png", png(8, 8, 8, 0, few, text.replace(b"zTXt", b"iCCP")), r"damaged"
-    yield "nothing.png", png(0, 5, 8, 0, few), r"nothing\.png"
+    yield "text.png", png(8, 8, 8, 0, compressed, text), r"Decompressed data too large"
+    yield "profile.png", png(8, 8, 8, 0, compressed, text.replace(b"zTXt", b"iCCP")), r"damaged"
+    yield "nothing.png", png(0, 5, 8, 0, compressed), r"nothing\.png"
     size = struct.pack(">HH", 65535, 65535)
     yield (
         "header.jpg",

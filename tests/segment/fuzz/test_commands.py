@@ -23,10 +23,10 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     g = corpus.grey(np.uint8, 24, 30)
     g[:, 15:] //= 2
-    drawn = np.zeros(g.shape, np.uint8)
-    drawn[::3, 3:12:2], drawn[::3, 18:27:2] = 1, 2
+    scribbles = np.zeros(g.shape, np.uint8)
+    scribbles[::3, 3:12:2], scribbles[::3, 18:27:2] = 1, 2
     Image.fromarray(g).save(folder / "a.png")
-    Image.fromarray(drawn).save(folder / "l.png")
+    Image.fromarray(scribbles).save(folder / "l.png")
     words = f"segment {folder}/a.png --labels {folder}/l.png --features filters -o {folder}/out"
     assert main(words.split()) == 0
     return folder / "out/model.vispe"
@@ -41,12 +41,12 @@ def folder(tmp_path, monkeypatch):
 def vispe(capsys, *words):
     """Run the command -> exit code, lines of stdout, lines of stderr; the lines are sane and the outputs complete."""
     code = main([str(w) for w in words])
-    shown = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code in (0, 1, 2)
-    assert "Traceback" not in shown.err
-    assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
-    lines = shown.err.splitlines()
-    assert all(line.startswith(("vispe: ", "  ")) for line in lines), shown.err
+    assert "Traceback" not in captured.err
+    assert all(c.isprintable() or c == "\n" for c in captured.out + captured.err)
+    lines = captured.err.splitlines()
+    assert all(line.startswith(("vispe: ", "  ")) for line in lines), captured.err
     out = Path(words[words.index("-o") + 1])
     for path in out.glob("*") if out.is_dir() else ():
         assert ".partial-" not in path.name
@@ -56,7 +56,7 @@ def vispe(capsys, *words):
             np.asarray(Image.open(path))
         elif path.suffix == ".json":
             json.loads(path.read_text())
-    return code, shown.out.splitlines(), lines
+    return code, captured.out.splitlines(), lines
 
 
 def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(capsys, model, tmp_path):
@@ -76,8 +76,8 @@ def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(
     code, out, err = vispe(capsys, "apply", model, "in", "-o", "out")
     assert code == 1
     assert {line.partition(":")[0] for line in out} == {"in/good.png", "in/flat.tif"}
-    left = [line for line in err if "was skipped" in line]
-    assert len(left) == len(files)
+    skipped = [line for line in err if "was skipped" in line]
+    assert len(skipped) == len(files)
     report = json.loads(Path("out/report.json").read_text())
     assert len(report["failures"]) == len(files)
     assert np.asarray(Image.open("out/good_seg.png")).shape == g.shape

@@ -44,7 +44,7 @@ def read_alone(folder, files):
         env={**os.environ, "PYTHONPATH": root},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {Path(path).name: rest for path, *rest in map(json.loads, done.stdout.splitlines())}
+    return {Path(path).name: values for path, *values in map(json.loads, done.stdout.splitlines())}
 
 
 @unix
@@ -102,12 +102,12 @@ def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
         size_limits.check_size, "__kwdefaults__", {**size_limits.check_size.__kwdefaults__, "free": 1000}
     )
     monkeypatch.setattr("vispe.images.formats.decode.LARGE", 1000)
-    drawn = np.zeros((1200, 1000), np.uint8)
-    drawn[3, :500], drawn[7, :500] = 1, 2
-    Image.fromarray(drawn).save(tmp_path / "l.png", optimize=True)
+    labels = np.zeros((1200, 1000), np.uint8)
+    labels[3, :500], labels[7, :500] = 1, 2
+    Image.fromarray(labels).save(tmp_path / "l.png", optimize=True)
     with pytest.raises(InputError, match=r"decompression bomb, got 1200 x 1000 values \(1\.2 MB"):
         read_image(tmp_path / "l.png")
-    np.testing.assert_array_equal(read_labels(tmp_path / "l.png", (1, 1200, 1000)).values[0], drawn)
+    np.testing.assert_array_equal(read_labels(tmp_path / "l.png", (1, 1200, 1000)).values[0], labels)
     with pytest.raises(InputError, match="bomb"):
         read_labels(tmp_path / "l.png", (1, 1000, 1000))
 
@@ -159,6 +159,8 @@ def test_any_entries_of_a_tiff_file_are_survived(tmp_path, seed):
     outcomes = read_alone(tmp_path / "in", files)
     assert len(outcomes) == len(files)
     bad = {
-        name: rest for name, rest in outcomes.items() if rest[0] not in ("read", "refused") or rest[2] > 500
+        name: values
+        for name, values in outcomes.items()
+        if values[0] not in ("read", "refused") or values[2] > 500
     }
     assert not bad, bad

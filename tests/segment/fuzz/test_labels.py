@@ -247,9 +247,9 @@ def test_label_images_of_any_type_are_exact(tmp_path, kind):
 
 
 def test_damaged_label_files_are_refused_or_read_whole(tmp_path):
-    drawn = np.zeros(SHAPE[1:], np.uint8)
-    drawn[2, :9], drawn[8, :9] = 1, 2
-    Image.fromarray(drawn).save(tmp_path / "l.png")
+    labels = np.zeros(SHAPE[1:], np.uint8)
+    labels[2, :9], labels[8, :9] = 1, 2
+    Image.fromarray(labels).save(tmp_path / "l.png")
     data = (tmp_path / "l.png").read_bytes()
     for what, broken in corpus.damaged(data, 25, seed=1):
         (tmp_path / "l.png").write_bytes(broken)
@@ -257,5 +257,5 @@ def test_damaged_label_files_are_refused_or_read_whole(tmp_path):
             actual = read_labels(tmp_path / "l.png", SHAPE)
         except InputError:
             continue
-        np.testing.assert_array_equal(actual.values[0], drawn, err_msg=what)
+        np.testing.assert_array_equal(actual.values[0], labels, err_msg=what)
         assert actual.notes or broken == data

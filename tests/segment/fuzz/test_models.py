@@ -39,14 +39,14 @@ def fitted(kind):
     """A classifier of 26 features, as filters give."""
     if kind in ("kmeans", "spectral"):
         return PixelClusters(3, kind, seed=5).fit(X, X[:, 0])
-    made = PixelClassifier(kind, 3, seed=5)
+    classifier = PixelClassifier(kind, 3, seed=5)
     if kind == "ensemble":
-        made = PixelClassifier(kind, 3, seed=5, trees=3)
+        classifier = PixelClassifier(kind, 3, seed=5, trees=3)
     if kind == "forest":
-        made.estimator.set_params(n_estimators=3, n_jobs=1)
+        classifier.estimator.set_params(n_estimators=3, n_jobs=1)
     if kind == "boosting":
-        made.estimator.set_params(max_iter=4)
-    return made.fit(X, Y)
+        classifier.estimator.set_params(max_iter=4)
+    return classifier.fit(X, Y)
 
 
 def saved(folder, classifier):
@@ -336,12 +336,14 @@ def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
 
     with zipfile.ZipFile(io.BytesIO(plain["ensemble"])) as archive:
         assert archive.namelist() == ["card.json", "tensors.safetensors"]
-        own = load(archive.read("tensors.safetensors"))
-    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save({**own, **ENSEMBLES[what](own)}))
+        tensors = load(archive.read("tensors.safetensors"))
+    path = changed(
+        tmp_path / "m.vispe", plain["ensemble"], tensors=save({**tensors, **ENSEMBLES[what](tensors)})
+    )
     with pytest.raises(InputError, match=r"inconsistent|non-finite"):
         load_model(path)
-    del own["trees.feature"]
-    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save(own))
+    del tensors["trees.feature"]
+    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save(tensors))
     with pytest.raises(InputError, match=r"without trees\.feature"):
         load_model(path)
 
@@ -399,11 +401,11 @@ def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
 )
 def test_arrays_that_do_not_fit_are_refused(tmp_path, plain, kind, tensors):
     with zipfile.ZipFile(io.BytesIO(plain[kind])) as archive:
-        held = "tensors.safetensors" in archive.namelist()
+        has_tensors = "tensors.safetensors" in archive.namelist()
         from safetensors.numpy import load
 
-        own = load(archive.read("tensors.safetensors")) if held else {}
-    path = changed(tmp_path / "m.vispe", plain[kind], tensors=save({**own, **tensors}))
+        arrays = load(archive.read("tensors.safetensors")) if has_tensors else {}
+    path = changed(tmp_path / "m.vispe", plain[kind], tensors=save({**arrays, **tensors}))
     with pytest.raises(InputError, match=r"are inconsistent|non-finite values|not finite"):
         load_model(path)
 
@@ -467,9 +469,9 @@ def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, mo
         path = changed(Path("m.vispe"), plain["logistic"], card={"features": features})
         Image.fromarray(corpus.grey()).save("a.png")
         assert main(["apply", str(path), "a.png", "-o", "out"]) == 2
-        shown = capsys.readouterr().err
-        assert shown.count("\n") == 1, shown
-        assert shown.startswith("vispe: ")
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1, message
+        assert message.startswith("vispe: ")
     assert not sentinel.exists()
     assert not Path("out").exists()
 

@@ -31,8 +31,8 @@ def scene(seed=0, height=64, width=96):
     for _ in range(6):
         mask |= (y - rng.integers(height)) ** 2 + (x - rng.integers(width)) ** 2 < 80
     grey = np.where(mask, 80, 150) + rng.normal(0, 25, mask.shape)
-    drawn = np.where(rng.random(mask.shape) < 0.05, 1 + mask, 0).astype(np.uint8)
-    return np.clip(grey, 0, 255).astype(np.uint8), drawn
+    scribbles = np.where(rng.random(mask.shape) < 0.05, 1 + mask, 0).astype(np.uint8)
+    return np.clip(grey, 0, 255).astype(np.uint8), scribbles
 
 
 def vispe(words):
@@ -145,11 +145,11 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
     small = apply("out/model.vispe", ["a.png"], "small", tile=256, trust=True).images[0]["trust"]
     plain, calls = prediction.predict_page, []
 
-    def sometimes(page, valid, features, *rest):
+    def sometimes(page, valid, features, *args):
         calls.append(features.tile)
         if len(calls) == 5:
             raise MemoryError
-        return plain(page, valid, features, *rest)
+        return plain(page, valid, features, *args)
 
     monkeypatch.setattr(prediction, "predict_page", sometimes)
     report = apply("out/model.vispe", ["a.png"], "more", trust=True)
@@ -162,16 +162,16 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 96), (40, 30)])
 def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
-    heard = []
+    events = []
 
     class Ears(ProgressCallbacks):
         def step(self, share):
-            heard.append(share)
+            events.append(share)
 
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     Image.fromarray(scene(1, *size)[0]).save("b.png")
     report = apply("out/model.vispe", ["b.png"], "more", trust=True, watch=Ears())
-    assert sum(heard) == pytest.approx(1)
+    assert sum(events) == pytest.approx(1)
     assert bool(report.images[0]["trust"]["notes"]) == (size == (40, 30))
 
 

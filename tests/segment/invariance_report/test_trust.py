@@ -54,8 +54,8 @@ def oracle(p, valid, predict, count, shifts):
         position = g.apply(np.arange(h * w).reshape(h, w))
         actual = predict(p.reshape(h * w, -1)[position], valid.ravel()[position])
         back = np.zeros(h * w, int)
-        for there, here in np.ndenumerate(position):
-            back[here] = actual[there]
+        for target, here in np.ndenumerate(position):
+            back[here] = actual[target]
         poses.append((g.name, "mirrored" if g.flip else "turned", back.reshape(h, w)))
     mirror = lambda i, n: -i - 1 if i < 0 else 2 * n - 1 - i if i >= n else i  # noqa: E731
     for dy, dx in shifts:
@@ -190,12 +190,12 @@ def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
     # rows of the band below the middle, of the frame's
     assert change["shift (8, -7) px"] == pytest.approx(-800 / 101)
     assert change["shift (16, 16) px"] == pytest.approx(-1600 / 101)
-    for family, spread, pixels in (
+    for family, expected, pixels in (
         ("turned", 50, 19200),
         ("mirrored", 50, 19200),
         ("shifted", 1600 / 101, 101 * 137),
     ):
-        np.testing.assert_allclose(actual.phase_spread(family), spread)
+        np.testing.assert_allclose(actual.phase_spread(family), expected)
         np.testing.assert_allclose(actual.floor(family), 100 / pixels)
     assert actual.levels == ("strong", "strong")
     assert actual.verdict == (
@@ -242,10 +242,10 @@ def test_the_floor_is_what_a_second_look_changes():
 
     p = page(64, 48)
     actual = measure_invariance(p, everywhere(p), unsteady, "ab")
-    again = actual.controls[0]
-    assert again.name == "identity"
-    assert again.agreement < 0.95
-    floor = max(abs(again.change[0]), 100 / p.size)
+    repeated = actual.controls[0]
+    assert repeated.name == "identity"
+    assert repeated.agreement < 0.95
+    floor = max(abs(repeated.change[0]), 100 / p.size)
     assert actual.floor("turned")[0] == actual.floor("mirrored")[0] == pytest.approx(floor)
 
 
@@ -300,7 +300,7 @@ def test_angles_have_a_floor_of_their_own():
 
 
 def test_a_prediction_that_is_known_is_not_made_again():
-    p, calls, heard = page(64, 64), [], []
+    p, calls, events = page(64, 64), [], []
 
     def predict(q, valid):
         calls.append(q.shape)
@@ -310,9 +310,9 @@ def test_a_prediction_that_is_known_is_not_made_again():
         )
 
     first = predict(p, everywhere(p))
-    known = measure_invariance(p, everywhere(p), predict, "abc", still=first, step=heard.append)
-    assert len(calls) - 1 == RUNS == len(heard)
-    assert sum(heard) == pytest.approx(1)
+    known = measure_invariance(p, everywhere(p), predict, "abc", still=first, step=events.append)
+    assert len(calls) - 1 == RUNS == len(events)
+    assert sum(events) == pytest.approx(1)
     measure_invariance(p, everywhere(p), predict, "abc")
     assert len(calls) - 1 == 2 * RUNS + 1
     assert known.level == "steady"
@@ -343,12 +343,12 @@ def test_a_page_without_data_has_nothing_to_compare():
 
 
 @cases(
-    ("own", "lost", "level"),
+    ("share", "lost", "level"),
     [(40, 0.5, "steady"), (40, 2, "mild"), (40, 6, "strong"), (2, 0.5, "mild"), (0.6, 0.4, "strong")],
 )
-def test_levels_go_by_points_and_for_rare_classes_by_their_share(own, lost, level):
+def test_levels_go_by_points_and_for_rare_classes_by_their_share(share, lost, level):
     p = np.zeros((100, 100, 1), np.float32)
-    p.ravel()[: int(own * 100)] = 1
+    p.ravel()[: int(share * 100)] = 1
 
     def some_lost(q, valid):
         labels = 1 + (q[..., 0] > 0)

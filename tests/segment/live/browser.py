@@ -93,14 +93,14 @@ class Browser:
         """Press at the first point, move over the others, and let go."""
 
         def mouse(kind, position):
-            held = {"left": 1, "right": 2}[button]
+            buttons = {"left": 1, "right": 2}[button]
             self.send(
                 "Input.dispatchMouseEvent",
                 type=kind,
                 x=position[0],
                 y=position[1],
                 button=button,
-                buttons=held,
+                buttons=buttons,
                 clickCount=1,
             )
 

@@ -36,9 +36,9 @@ STROKES = [
 
 @pytest.fixture
 def image(tmp_path):
-    grey, _, drawn = scene(seed=0)
+    grey, _, scribbles = scene(seed=0)
     Image.fromarray(grey).save(tmp_path / "a.png")
-    y, x = np.argwhere(drawn == 2)[0]
+    y, x = np.argwhere(scribbles == 2)[0]
     return tmp_path / "a.png", (int(x), int(y))
 
 
@@ -60,7 +60,7 @@ def server(paint):
         actual.shutdown()
 
 
-def ask(server, path, content=None, token=None, headers=()):
+def send_request(server, path, content=None, token=None, headers=()):
     """Status, headers and body of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     body = None if content is None else json.dumps(content)
@@ -68,9 +68,9 @@ def ask(server, path, content=None, token=None, headers=()):
     requested = f"{path}?token={server.token if token is None else token}"
     connection.request("POST" if body else "GET", requested, body, {**kind, **dict(headers)})
     actual = connection.getresponse()
-    answer = actual.status, dict(actual.getheaders()), actual.read()
+    response = actual.status, dict(actual.getheaders()), actual.read()
     connection.close()
-    return answer
+    return response
 
 
 def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_path):
@@ -90,9 +90,9 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     assert np.array_equal(mine, theirs)
     assert main(["apply", str(out / "model.vispe"), str(path), "-o", str(tmp_path / "again")]) == 0
     assert np.array_equal(mine, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
-    with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as shown:
-        assert np.array_equal(np.asarray(shown), mine)
-        assert shown.info["transparency"] == 0
+    with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as displayed:
+        assert np.array_equal(np.asarray(displayed), mine)
+        assert displayed.info["transparency"] == 0
 
 
 def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
@@ -153,8 +153,8 @@ def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):
     covered = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [48, 2]]}]
     assert not paint.update({"names": ["a", "b"], "strokes": covered})["ready"]
     assert paint.update({"names": ["a", "b"], "strokes": strokes}) == first
-    alone = paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
-    assert alone == {"ready": False, "why": "paint scribbles of at least two classes."}
+    first_only = paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
+    assert first_only == {"ready": False, "why": "paint scribbles of at least two classes."}
     assert paint.prediction is None
 
 
@@ -254,18 +254,20 @@ def test_a_window_does_not_overwrite_the_strokes_of_another(server, image, path)
     strokes = strokes_of(image[1])
     names = ["a", "b"]
     first, second = ({"names": names, "window": w, "revision": 0, "strokes": strokes[:1]} for w in "12")
-    assert ask(server, "/update", first)[0] == 200
-    assert ask(server, "/update", {**first, "strokes": strokes})[0] == 200  # before the first answer is read
-    status, _, body = ask(server, path, second)
+    assert send_request(server, "/update", first)[0] == 200
+    assert (
+        send_request(server, "/update", {**first, "strokes": strokes})[0] == 200
+    )  # before the first answer is read
+    status, _, body = send_request(server, path, second)
     assert status == 409
     assert "changed in another window. Reload this page" in json.loads(body)["error"]
-    state = json.loads(ask(server, "/state")[2])
+    state = json.loads(send_request(server, "/state")[2])
     assert len(state["strokes"]) == 2
     # reloaded, the second window goes on, and then the first one is stale
-    again = {**second, "revision": state["revision"], "strokes": strokes[1:]}
-    assert ask(server, "/update", again)[0] == 200
-    assert ask(server, path, first)[0] == 409
-    assert len(json.loads(ask(server, "/state")[2])["strokes"]) == 1
+    merged = {**second, "revision": state["revision"], "strokes": strokes[1:]}
+    assert send_request(server, "/update", merged)[0] == 200
+    assert send_request(server, path, first)[0] == 409
+    assert len(json.loads(send_request(server, "/state")[2])["strokes"]) == 1
 
 
 def raw(server, request):
@@ -282,8 +284,8 @@ def raw(server, request):
 def test_a_length_that_is_no_number_is_refused(server, capfd, length):
     head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
     lines = f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    answer = raw(server, head.encode() + lines.encode("utf-8"))
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    response = raw(server, head.encode() + lines.encode("utf-8"))
+    assert response.startswith(b"HTTP/1.1 400 ")
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -292,8 +294,8 @@ def test_a_body_that_is_no_object_is_refused(server, capfd, body):
     data = body.encode("utf-8", "surrogateescape")
     head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
     lines = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    answer = raw(server, (head + lines).encode() + data)
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    response = raw(server, (head + lines).encode() + data)
+    assert response.startswith(b"HTTP/1.1 400 ")
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -327,20 +329,22 @@ def test_notes_on_reading_are_those_of_segment(tmp_path):
 
 def test_only_this_machine_and_only_with_the_token(server):
     assert server.server_address[0] == "127.0.0.1"
-    assert ask(server, "/state")[0] == 200
+    assert send_request(server, "/state")[0] == 200
     for path in ("/", "/state", "/image.png", "/paint.js", "/style.css"):
         for token in ("", "x", server.token[:-1]):
-            status, _, body = ask(server, path, token=token)
+            status, _, body = send_request(server, path, token=token)
             assert status == 403
             assert server.token.encode() not in body
     for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{server.server_port}"},
                     {"Origin": "http://evil.example"}, {"Origin": "null"}):  # fmt: skip
-        assert ask(server, "/state", headers=headers)[0] == 403
-        assert ask(server, "/update", {"names": ["a", "b"], "strokes": []}, headers=headers)[0] == 403
-    own = f"127.0.0.1:{server.server_port}"
-    assert ask(server, "/state", headers={"Origin": f"http://{own}"})[0] == 200
-    assert ask(server, "/nothing")[0] == 404
-    assert ask(server, "/../session.py")[0] == 404
+        assert send_request(server, "/state", headers=headers)[0] == 403
+        assert (
+            send_request(server, "/update", {"names": ["a", "b"], "strokes": []}, headers=headers)[0] == 403
+        )
+    host = f"127.0.0.1:{server.server_port}"
+    assert send_request(server, "/state", headers={"Origin": f"http://{host}"})[0] == 200
+    assert send_request(server, "/nothing")[0] == 404
+    assert send_request(server, "/../session.py")[0] == 404
 
 
 def test_what_is_no_address_is_refused(server, capfd):
@@ -351,25 +355,25 @@ def test_what_is_no_address_is_refused(server, capfd):
 
 
 def test_what_is_no_json_is_refused(server):
-    assert ask(server, "/update", {"a": 1}, headers={"Content-Type": "text/plain"})[0] == 415
-    assert ask(server, "/update", [1])[0] == 400
-    status, _, body = ask(server, "/update", {"names": ["a", "b"], "strokes": [{"class": 9}]})
+    assert send_request(server, "/update", {"a": 1}, headers={"Content-Type": "text/plain"})[0] == 415
+    assert send_request(server, "/update", [1])[0] == 400
+    status, _, body = send_request(server, "/update", {"names": ["a", "b"], "strokes": [{"class": 9}]})
     assert status == 422
     assert "scribble 0 has class=9" in json.loads(body)["error"]
-    assert ask(server, "/update", {}, headers={"Content-Length": str(1 << 40)})[0] == 413
+    assert send_request(server, "/update", {}, headers={"Content-Length": str(1 << 40)})[0] == 413
 
 
 def test_nothing_foreign_is_fetched(server):
-    status, headers, page = ask(server, "/")
+    status, headers, page = send_request(server, "/")
     assert status == 200
     assert "default-src 'self'" in headers["Content-Security-Policy"]
     assert b"TOKEN" not in page
     for path in ("/", "/paint.js", "/style.css"):
-        assert b"http://" not in ask(server, path)[2]
-        assert b"https://" not in ask(server, path)[2]
-    with Image.open(io.BytesIO(ask(server, "/image.png")[2])) as shown:
-        state = json.loads(ask(server, "/state")[2])
-        assert shown.size == (state["width"], state["height"])
+        assert b"http://" not in send_request(server, path)[2]
+        assert b"https://" not in send_request(server, path)[2]
+    with Image.open(io.BytesIO(send_request(server, "/image.png")[2])) as displayed:
+        state = json.loads(send_request(server, "/state")[2])
+        assert displayed.size == (state["width"], state["height"])
 
 
 def test_large_images_are_shown_smaller(tmp_path):
@@ -377,8 +381,8 @@ def test_large_images_are_shown_smaller(tmp_path):
         tmp_path / "wide.png"
     )
     paint = open_paint(tmp_path / "wide.png", features="filters")
-    with Image.open(io.BytesIO(paint.image_png())) as shown:
-        assert shown.size == (2048, 16)
+    with Image.open(io.BytesIO(paint.image_png())) as displayed:
+        assert displayed.size == (2048, 16)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -404,8 +408,8 @@ def test_in_a_browser(server, image, tmp_path):
             paint.images[paint.shown].strokes[0].points[[0, -1]], [[3, 3], [40, 3]], atol=0.6
         )
         assert browser.run("result !== null && fractions.length === 2")
-        shown = Image.open(io.BytesIO(browser.image_png()))
-        assert shown.size == (1200, 800)
+        displayed = Image.open(io.BytesIO(browser.image_png()))
+        assert displayed.size == (1200, 800)
         browser.key("z")
         browser.wait("document.body.dataset.version === '3'")
         assert len(paint.images[paint.shown].strokes) == 1

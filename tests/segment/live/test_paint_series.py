@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from tests.segment.live.browser import CHROMIUM, Browser
-from tests.segment.live.test_paint import ask
+from tests.segment.live.test_paint import send_request
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
@@ -32,9 +32,9 @@ def files(tmp_path):
     """Three images of different sizes, and a scribble on a disc of each."""
     scribbles = []
     for number, name in enumerate("abc"):
-        grey, _, drawn = scene(seed=number)
+        grey, _, labels = scene(seed=number)
         Image.fromarray(grey[: grey.shape[0] - 4 * number]).save(tmp_path / f"{name}.png")
-        y, x = np.argwhere(drawn == 2)[0]
+        y, x = np.argwhere(labels == 2)[0]
         scribbles.append({"class": 2, "width": 5, "points": [[int(x), int(y)]]})
     return [tmp_path / f"{name}.png" for name in "abc"], scribbles
 
@@ -80,8 +80,8 @@ def test_results_equal_those_of_segment_on_all_images(files, paint, tmp_path):
     actual = paint.update(content(1, [scribbles[1]]))
     assert actual["ready"]
     assert paint.image.path == paths[1]
-    with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as shown:
-        labels = np.asarray(shown)
+    with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as displayed:
+        labels = np.asarray(displayed)
     assert labels.shape == paint.image.shape
     # the third image has no scribbles and is segmented when it is shown
     assert paint.show(content(1, [scribbles[1]], show=2))["strokes"] == []
@@ -264,23 +264,23 @@ def test_features_fitted_to_labels_are_refused_for_several_images():
 
 
 def test_the_server_shows_each_image(files, server):
-    state = json.loads(ask(server, "/state")[2])
+    state = json.loads(send_request(server, "/state")[2])
     assert state["images"] == ["a.png", "b.png", "c.png"]
     sent = content(0, [BACKGROUND], window="1", revision=0)
-    assert ask(server, "/update", sent)[0] == 200
-    status, _, body = ask(server, "/show", {**sent, "show": 1})
+    assert send_request(server, "/update", sent)[0] == 200
+    status, _, body = send_request(server, "/show", {**sent, "show": 1})
     assert status == 200
     state = json.loads(body)
     assert (state["image"], state["revision"], state["strokes"]) == (1, 1, [])
     for number, path in enumerate(files[0]):
         token = f"{server.token}&image={number}"
-        with Image.open(io.BytesIO(ask(server, "/image.png", token=token)[2])) as shown:
-            assert shown.size == pixels(path).shape[::-1]
+        with Image.open(io.BytesIO(send_request(server, "/image.png", token=token)[2])) as displayed:
+            assert displayed.size == pixels(path).shape[::-1]
     for number, expected in (("9", 422), ("x", 400), ("-1", 400), ("1.0", 400)):
-        assert ask(server, "/image.png", token=f"{server.token}&image={number}")[0] == expected
+        assert send_request(server, "/image.png", token=f"{server.token}&image={number}")[0] == expected
     # another window with an old revision does not change the scribbles of any image
-    assert ask(server, "/show", {**content(1, [], show=0), "window": "2", "revision": 0})[0] == 409
-    assert ask(server, "/show", {**content(1, [], show=7), "window": "1", "revision": 1})[0] == 422
+    assert send_request(server, "/show", {**content(1, [], show=0), "window": "2", "revision": 0})[0] == 409
+    assert send_request(server, "/show", {**content(1, [], show=7), "window": "1", "revision": 1})[0] == 422
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -13,9 +13,9 @@ def naive(mask, reach):
     out = np.zeros((2 * reach + 1, 2 * reach + 1), int)
     for a in range(-reach, reach + 1):
         for b in range(-reach, reach + 1):
-            own = mask[max(0, -a) : h - max(0, a), max(0, -b) : w - max(0, b)]
+            first = mask[max(0, -a) : h - max(0, a), max(0, -b) : w - max(0, b)]
             moved = mask[max(0, a) : h + min(0, a), max(0, b) : w + min(0, b)]
-            out[a + reach, b + reach] = (own & moved).sum()
+            out[a + reach, b + reach] = (first & moved).sum()
     return out
 
 
@@ -36,9 +36,9 @@ def test_shells_are_means_over_their_pairs_and_pixels_without_data_are_in_none()
     offsets = np.arange(-12, 13)
     length = np.hypot(offsets[:, None], offsets)
     for shell, (r, value) in enumerate(zip(actual.distance, actual.value, strict=True)):
-        own = np.rint(length) == shell
-        assert r == pytest.approx(length[own].mean())
-        assert value == pytest.approx(both[own].sum() / pairs[own].sum())
+        region = np.rint(length) == shell
+        assert r == pytest.approx(length[region].mean())
+        assert value == pytest.approx(both[region].sum() / pairs[region].sum())
     assert len(actual.value) == 13
     assert actual.value[0] == pytest.approx(inside[valid].mean())
 
@@ -79,12 +79,15 @@ def test_the_boolean_model_of_discs():
 
 def test_distances_follow_the_size_of_pixels():
     inside = np.random.default_rng(1).random((64, 64)) < 0.5
-    whole = np.ones_like(inside)
-    plain, small = two_point_correlation(inside, whole), two_point_correlation(inside, whole, (0.2, 0.2))
+    full_mask = np.ones_like(inside)
+    plain, small = (
+        two_point_correlation(inside, full_mask),
+        two_point_correlation(inside, full_mask, (0.2, 0.2)),
+    )
     np.testing.assert_allclose(small.distance, 0.2 * plain.distance)
     np.testing.assert_array_equal(small.value, plain.value)
     assert small.specific_surface == pytest.approx(plain.specific_surface / 0.2)
-    flat = two_point_correlation(inside, whole, (1.0, 2.0))
+    flat = two_point_correlation(inside, full_mask, (1.0, 2.0))
     assert flat.distance[-1] < 33
     with pytest.raises(ShapeError, match=r"inside \(64, 64\) and valid \(2,\) must be one page"):
         two_point_correlation(inside, np.ones(2, bool))

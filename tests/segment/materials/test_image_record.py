@@ -25,8 +25,8 @@ def folder(tmp_path, monkeypatch):
     tifffile.imwrite(
         tmp_path / "stack.tif", np.stack([grey, grey[::-1]]), metadata={"axes": "ZYX"}, imagej=True
     )
-    drawn = np.where(rng.random(mask.shape) < 0.2, mask + 1, 0).astype(np.uint8)
-    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+    scribbles = np.where(rng.random(mask.shape) < 0.2, mask + 1, 0).astype(np.uint8)
+    Image.fromarray(scribbles).save(tmp_path / "drawn.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -106,5 +106,5 @@ def test_a_table_is_not_overwritten_without_force(folder, capsys):
 
 def test_pages_that_exceed_the_memory_are_refused(folder, capsys):
     assert main(f"segment stack.tif {WORDS} --label-page 0 --memory 24MiB --materials -o out".split()) == 2
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "is too small for stack.tif: materials need complete pages, which take" in shown
+    message = " ".join(capsys.readouterr().err.split())
+    assert "is too small for stack.tif: materials need complete pages, which take" in message

@@ -147,9 +147,9 @@ def test_pixels_without_data_are_left_out():
     labels = stripes((100, 120), 6, 40)
     part = labels.copy()
     part[:, 60:] = 0
-    (cut, _), (alone, _) = measure(part, ["a", "b"]), measure(labels[:, :60], ["a", "b"])
+    (cut, _), (cropped, _) = measure(part, ["a", "b"]), measure(labels[:, :60], ["a", "b"])
     for name in ("a", "b"):
-        a, b = cut["classes"][name], alone["classes"][name]
+        a, b = cut["classes"][name], cropped["classes"][name]
         assert a["mean_intercept"] == pytest.approx(b["mean_intercept"], rel=1e-12)
         assert a["rose"] == b["rose"]
     assert cut["blocks"] == 8

@@ -26,7 +26,7 @@ def data(seed=0):
     return rng.random((120, 5)).astype(np.float32), rng.integers(1, 4, 120)
 
 
-def made(classifier, basis=None, **changes):
+def train(classifier, basis=None, **changes):
     options = {
         "features": FeatureConfig(),
         "classifier": classifier,
@@ -51,7 +51,7 @@ def classifier_of(kind):
 
 @cases("kind", [*KINDS, "kmeans"])
 def test_a_model_comes_back_as_it_was(kind, tmp_path):
-    model = made(classifier_of(kind))
+    model = train(classifier_of(kind))
     path = save_model(tmp_path / "m.vispe", model)
     loaded = load_model(path)
     features, _ = data(1)
@@ -66,7 +66,7 @@ def test_a_model_comes_back_as_it_was(kind, tmp_path):
 @pytest.mark.slow
 @cases("kind", [*KINDS, "kmeans"])
 def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
-    paths = [save_model(tmp_path / f"{i}.vispe", made(classifier_of(kind))) for i in range(2)]
+    paths = [save_model(tmp_path / f"{i}.vispe", train(classifier_of(kind))) for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -76,7 +76,7 @@ def test_the_token_basis_comes_back(tmp_path):
     config = FeatureConfig(
         "tokens", model="test_vit", weights="random", fingerprint="ab", tile=64, token_shifts=1
     )
-    path = save_model(tmp_path / "m.vispe", made(classifier_of("logistic"), basis, features=config))
+    path = save_model(tmp_path / "m.vispe", train(classifier_of("logistic"), basis, features=config))
     loaded = load_model(path)
     assert loaded.features == config
     for name, value in basis.tensors().items():
@@ -87,7 +87,7 @@ def test_options_of_tokens_come_back(tmp_path):
     plain = FeatureConfig("tokens", model="test_vit", weights="random", token_shifts=1)
     dense = replace(plain, token_stride=8, token_shifts=2, layers=(1, -1))
     for name, config in (("plain", plain), ("dense", dense)):
-        path = save_model(tmp_path / name, made(classifier_of("logistic"), features=config))
+        path = save_model(tmp_path / name, train(classifier_of("logistic"), features=config))
         assert load_model(path).features == config
         with zipfile.ZipFile(path) as archive:
             entries = json.loads(archive.read("card.json"))["features"]
@@ -106,7 +106,7 @@ def test_options_of_tokens_come_back(tmp_path):
 
 
 def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):
-    path = save_model(tmp_path / "m.vispe", made(classifier_of("forest")))
+    path = save_model(tmp_path / "m.vispe", train(classifier_of("forest")))
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["card.json", "estimator.skops"]
         card = json.loads(archive.read("card.json"))
@@ -118,10 +118,10 @@ def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):
 
 
 def test_existing_files_are_not_overwritten_without_force(tmp_path):
-    path = save_model(tmp_path / "m.vispe", made(classifier_of("logistic")))
+    path = save_model(tmp_path / "m.vispe", train(classifier_of("logistic")))
     with pytest.raises(InputError, match="--force"):
-        save_model(path, made(classifier_of("logistic")))
-    save_model(path, made(classifier_of("logistic")), force=True)
+        save_model(path, train(classifier_of("logistic")))
+    save_model(path, train(classifier_of("logistic")), force=True)
 
 
 def rewritten(path, **parts):
@@ -145,12 +145,12 @@ def rewritten(path, **parts):
 
 @pytest.fixture
 def path(tmp_path):
-    return save_model(tmp_path / "m.vispe", made(classifier_of("logistic")))
+    return save_model(tmp_path / "m.vispe", train(classifier_of("logistic")))
 
 
 @pytest.fixture
 def forest(tmp_path):
-    return save_model(tmp_path / "forest.vispe", made(classifier_of("forest")))
+    return save_model(tmp_path / "forest.vispe", train(classifier_of("forest")))
 
 
 def test_logistic_is_plain_numbers(path):

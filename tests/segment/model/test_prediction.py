@@ -24,9 +24,9 @@ def scene(height=75, width=101, channels=1, holes=False):
 
 
 def fitted(features, page, valid, kind="logistic", classes=3):
-    drawn = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
-    actual = features.prepare(page, valid).gather(drawn)
-    grey = page[drawn].mean(-1)
+    labelled = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
+    actual = features.prepare(page, valid).gather(labelled)
+    grey = page[labelled].mean(-1)
     if kind == "kmeans":
         return PixelClusters(classes).fit(actual, grey)
     levels = np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1])
@@ -84,20 +84,20 @@ def test_of_equal_classes_the_first_one_wins(classes):
 
 def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
-    whole = most_probable(prob, valid)
+    complete = most_probable(prob, valid)
     monkeypatch.setattr("vispe.segment.model.uncertainty._PIXELS", 7)
-    for actual, expected in zip(most_probable(prob, valid), whole, strict=True):
+    for actual, expected in zip(most_probable(prob, valid), complete, strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
 @cases("holes", [False, True])
 def test_chosen_pixels_come_row_by_row_with_the_features_of_the_page(holes):
     page, valid = scene(channels=2, holes=holes)
-    whole = Features(FeatureConfig()).prepare(page, valid).compute(0)
+    expected = Features(FeatureConfig()).prepare(page, valid).compute(0)
     prepared = Features(FeatureConfig(tile=24)).prepare(page, valid)
     for share in (0.2, 0.002):
         mask = (np.random.default_rng(5).random(valid.shape) < share) & valid
-        np.testing.assert_allclose(prepared.gather(mask), whole[:, mask].T, atol=1e-7, rtol=0)
+        np.testing.assert_allclose(prepared.gather(mask), expected[:, mask].T, atol=1e-7, rtol=0)
     mask[:] = False
     mask[60, 3] = True
-    np.testing.assert_allclose(prepared.gather(mask), whole[:, mask].T, atol=1e-7, rtol=0)
+    np.testing.assert_allclose(prepared.gather(mask), expected[:, mask].T, atol=1e-7, rtol=0)

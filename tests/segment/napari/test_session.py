@@ -43,22 +43,22 @@ def test_an_answer_holds_what_live_gives():
     image, labels = stack()
     session = Session()
     assert (session.model, session.nbytes) == (None, 0)
-    answer = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels[0]))
-    assert answer.error is None
+    result = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels[0]))
+    assert result.error is None
     expected = Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels[0])
-    np.testing.assert_array_equal(answer.pages[0].prob, expected.prob)
-    assert (answer.names, answer.colors, answer.notes) == (("dark", "bright"), None, ())
+    np.testing.assert_array_equal(result.pages[0].prob, expected.prob)
+    assert (result.names, result.colors, result.notes) == (("dark", "bright"), None, ())
     share = 100 * (expected.labels == 2).mean()
-    assert answer.summary() == f"dark {100 - share:.1f} %, bright {share:.1f} %"
-    assert answer.seconds > 0
+    assert result.summary() == f"dark {100 - share:.1f} %, bright {share:.1f} %"
+    assert result.seconds > 0
     assert session.nbytes > image.pages.size * 26 * 4
 
 
 def test_pages_names_and_setups(monkeypatch):
     image, labels = stack(3)
-    made = []
+    features = []
     real = Live.__init__
-    monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (made.append(k), real(self, *a, **k))[1])
+    monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (features.append(k), real(self, *a, **k))[1])
     session = Session()
     messages: list[float] = []
     first = session.answer(WorkItem(setup(image), 2, ("a", "b"), labels), messages.append)
@@ -73,11 +73,11 @@ def test_pages_names_and_setups(monkeypatch):
     one[0, 0] = 3
     grown = session.answer(WorkItem(setup(image), 0, ("a", "b"), one))
     assert grown.names == ("a", "b", "class 3")
-    assert len(made) == 1
+    assert len(features) == 1
     other = session.answer(WorkItem(FeatureSettings(image, "filters", "forest"), 0, ("a", "b"), labels))
     assert other.error is None
     assert session.model.classifier.kind == "forest"
-    assert len(made) == 2
+    assert len(features) == 2
     assert not setup(image).is_equivalent(None)
     assert not setup(image).is_equivalent(setup(stack()[0]))
 
@@ -91,10 +91,10 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     live.update(labels)
     model = load_model(live.save(tmp_path / "m.vispe"))
     session = Session()
-    for drawn in (None, np.zeros_like(labels)):
-        answer = session.answer(WorkItem(setup(image, model=model), 0, model.names, drawn))
-        np.testing.assert_array_equal(answer.pages[0].prob, before.pages[0].prob)
-        assert answer.colors == ((9, 9, 9), (8, 8, 8))
+    for page_labels in (None, np.zeros_like(labels)):
+        result = session.answer(WorkItem(setup(image, model=model), 0, model.names, page_labels))
+        np.testing.assert_array_equal(result.pages[0].prob, before.pages[0].prob)
+        assert result.colors == ((9, 9, 9), (8, 8, 8))
     learned = session.answer(WorkItem(setup(image, model=model), 0, model.names, labels[:, ::-1]))
     assert learned.error is None
     assert session.model is not model
@@ -105,14 +105,14 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
 def test_trust_is_reported_with_the_result():
     image, labels = stack(2, 64, 64)
     messages: list[float] = []
-    answer = Session().answer(
+    result = Session().answer(
         WorkItem(setup(image), 0, ("dark", "bright"), labels, trust=True), messages.append
     )
-    assert answer.error is None
-    assert answer.trust.names == ("dark", "bright")
-    np.testing.assert_array_equal(answer.trust.labels, answer.pages[0].labels)
-    assert answer.trust.disagreement.shape == (64, 64)
-    assert "rotated" in answer.trust.verdict
+    assert result.error is None
+    assert result.trust.names == ("dark", "bright")
+    np.testing.assert_array_equal(result.trust.labels, result.pages[0].labels)
+    assert result.trust.disagreement.shape == (64, 64)
+    assert "rotated" in result.trust.verdict
     assert sum(messages) == pytest.approx(1)
 
 
@@ -128,13 +128,13 @@ def test_trust_is_reported_with_the_result():
 )
 def test_what_cannot_be_done_is_one_sentence(change, text):
     image, labels = stack()
-    answer = Session().answer(
+    result = Session().answer(
         WorkItem(**{"setup": setup(image), "names": ("dark", "bright"), "labels": labels, **change})
     )
-    assert not answer.pages
-    assert "\n" not in answer.error
+    assert not result.pages
+    assert "\n" not in result.error
     with pytest.raises(AssertionError, match=text):
-        raise AssertionError(answer.error)
+        raise AssertionError(result.error)
 
 
 @cases(
@@ -162,12 +162,12 @@ def test_nothing_is_raised(monkeypatch, error, text):
 def test_suggested_positions_come_with_the_page():
     image, labels = stack(2)
     session = Session()
-    answer = session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels, suggest=True))
-    assert answer.error is None
+    result = session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels, suggest=True))
+    assert result.error is None
     live = Live(image, page=1, features=FeatureConfig(), names=("dark", "bright"))
     live.update(labels)
-    assert answer.suggestions == tuple(suggest(live))
-    assert list(answer.pages) == [1]
+    assert result.suggestions == tuple(suggest(live))
+    assert list(result.pages) == [1]
     assert session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels)).suggestions is None
 
 
@@ -189,9 +189,9 @@ def test_a_preview_of_logistic_comes_first_and_the_ensemble_follows():
         WorkItem(setup(image, model=model), 0, model.names, np.zeros_like(labels)),
         WorkItem(setup(image), 0, ("dark", "bright"), labels, every=True),
     ):
-        (answer,) = session.answers(other)
-        assert answer.error is None
-        assert not answer.preview
+        (result,) = session.answers(other)
+        assert result.error is None
+        assert not result.preview
 
 
 def test_a_newer_request_supersedes_the_result_but_not_the_preview():
@@ -213,9 +213,9 @@ def test_a_request_without_labels_is_not_answered_by_a_preview():
     image, labels = stack()
     session, names = Session(), ("dark", "bright")
     next(session.answers(WorkItem(setup(image), 0, names, labels)))
-    answer = session.answer(WorkItem(setup(image), 0, names))
+    result = session.answer(WorkItem(setup(image), 0, names))
     expected = Session().answer(WorkItem(setup(image), 0, names, labels))
-    np.testing.assert_array_equal(answer.pages[0].prob, expected.pages[0].prob)
+    np.testing.assert_array_equal(result.pages[0].prob, expected.pages[0].prob)
 
 
 def test_erased_labels_restore_the_model_and_are_not_trained_on_again():
@@ -234,5 +234,5 @@ def test_erased_labels_restore_the_model_and_are_not_trained_on_again():
 
 def test_errors_of_a_preview_come_once():
     image, labels = stack()
-    (answer,) = Session().answers(WorkItem(setup(image), 0, ("dark", "bright"), labels.clip(0, 1)))
-    assert "at least 2" in answer.error
+    (result,) = Session().answers(WorkItem(setup(image), 0, ("dark", "bright"), labels.clip(0, 1)))
+    assert "at least 2" in result.error

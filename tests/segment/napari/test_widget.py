@@ -73,7 +73,7 @@ def halves(*shape: int) -> np.ndarray:
 
 
 @pytest.fixture
-def made(qt):
+def make_widget(qt):
     """A function that gives viewer and widget with one image, filters alone."""
 
     def make(data: np.ndarray, **options):
@@ -95,9 +95,9 @@ def draw(layer, page: tuple[int, ...] = ()) -> None:
             layer.paint((*page, row, column), number)
 
 
-def test_from_an_empty_viewer_to_a_saved_model(qt, made, tmp_path):
+def test_from_an_empty_viewer_to_a_saved_model(qt, make_widget, tmp_path):
     data = halves(60, 72)
-    viewer, widget = made(data, scale=(0.5, 0.5), translate=(3, 4))
+    viewer, widget = make_widget(data, scale=(0.5, 0.5), translate=(3, 4))
     widget.new_labels()
     labels = widget.labels
     assert labels.data.dtype == np.uint8
@@ -124,7 +124,7 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, made, tmp_path):
     widget.save(tmp_path / "m.vispe")
     assert "vispe apply can use it" in widget.panel.status.text()
 
-    viewer2, widget2 = made(data)
+    viewer2, widget2 = make_widget(data)
     widget2.load(tmp_path / "m.vispe")
     settle(qt, widget2)
     np.testing.assert_array_equal(viewer2.layers["page classes"].data, expected.labels)
@@ -134,8 +134,8 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, made, tmp_path):
     assert widget2.panel.features.isEnabled()
 
 
-def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
-    viewer, widget = made(halves(50, 64))
+def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, make_widget):
+    viewer, widget = make_widget(halves(50, 64))
     widget.new_labels()
     widget.panel.live.setChecked(True)
     settle(qt, widget)
@@ -166,8 +166,8 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
     assert len(requested) == 2
 
 
-def test_wishes_during_work_are_answered_once_afterwards(qt, made):
-    _, widget = made(halves(50, 64))
+def test_wishes_during_work_are_answered_once_afterwards(qt, make_widget):
+    _, widget = make_widget(halves(50, 64))
     widget.new_labels()
     draw(widget.labels)
     requested = recorded(widget)
@@ -179,9 +179,9 @@ def test_wishes_during_work_are_answered_once_afterwards(qt, made):
     assert len(requested) == 2
 
 
-def test_stacks_colours_and_pages(qt, made):
+def test_stacks_colours_and_pages(qt, make_widget):
     data = halves(2, 3, 40, 48)
-    viewer, widget = made(data, scale=(1, 2, 1, 1))
+    viewer, widget = make_widget(data, scale=(1, 2, 1, 1))
     assert not widget.panel.all_pages_button.isHidden()
     viewer.dims.set_current_step((0, 1), (1, 2))
     assert qt.layers.page_at(widget.image, viewer.dims.point) == 5
@@ -206,7 +206,7 @@ def test_stacks_colours_and_pages(qt, made):
 
     colour = np.stack([halves(40, 48)] * 4, -1)
     colour[..., 1] //= 2
-    viewer, widget = made(colour, rgb=True)
+    viewer, widget = make_widget(colour, rgb=True)
     assert widget.panel.all_pages_button.isHidden()
     image = qt.layers.image_of(widget.image)
     assert image.pages.shape == (1, 40, 48, 3)
@@ -217,26 +217,26 @@ def test_stacks_colours_and_pages(qt, made):
     assert viewer.layers["page classes"].data.shape == (40, 48)
 
 
-def test_does_turning_matter(qt, made):
-    viewer, widget = made(halves(64, 64))
+def test_does_turning_matter(qt, make_widget):
+    viewer, widget = make_widget(halves(64, 64))
     widget.new_labels()
     draw(widget.labels)
     widget.segment(trust=True)
     settle(qt, widget)
     assert "rotated" in widget.panel.verdict.text()
-    shown = viewer.layers["page disagreement"].data
-    assert shown.shape == (64, 64)
-    assert np.nanmax(shown) <= 0.5
+    displayed = viewer.layers["page disagreement"].data
+    assert displayed.shape == (64, 64)
+    assert np.nanmax(displayed) <= 0.5
 
 
-def test_errors_are_one_sentence_in_the_panel(qt, made, tmp_path):
+def test_errors_are_one_sentence_in_the_panel(qt, make_widget, tmp_path):
     viewer = qt.Viewer()
     widget = qt.Widget(viewer)
     widget.new_labels()
     assert widget.panel.status.text() == "open an image first."
     widget.segment()
     assert widget.panel.status.text() == "open an image first."
-    viewer, widget = made(halves(40, 48))
+    viewer, widget = make_widget(halves(40, 48))
     widget.segment()
     assert widget.panel.status.text().startswith("select a labels layer, or press New")
     viewer.add_labels(np.ones((9, 9), int), name="small")
@@ -268,8 +268,8 @@ def test_samples_open_and_can_be_segmented(qt):
 
 
 @pytest.mark.parametrize("shape", [(80, 100), (3, 80, 100)])
-def test_suggested_positions_are_rings_that_are_replaced(qt, made, shape):
-    viewer, widget = made(halves(*shape))
+def test_suggested_positions_are_rings_that_are_replaced(qt, make_widget, shape):
+    viewer, widget = make_widget(halves(*shape))
     widget.new_labels()
     draw(widget.labels, (0,) * (len(shape) - 2))
     brush = widget.labels

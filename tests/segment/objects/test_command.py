@@ -26,9 +26,9 @@ FAST = ["--features", "filters", "--classes", "ground,disc"]
 @pytest.fixture
 def folder(tmp_path):
     for number in range(2):
-        grey, _, drawn = scene(seed=number)
+        grey, _, scribbles = scene(seed=number)
         Image.fromarray(grey).save(tmp_path / f"i{number}.png")
-        Image.fromarray(drawn).save(tmp_path / f"i{number}_labels.png")
+        Image.fromarray(scribbles).save(tmp_path / f"i{number}_labels.png")
     return tmp_path
 
 
@@ -71,9 +71,9 @@ def test_a_batch_through_the_command_line(folder, capsys):
     mean = np.mean([float(r["equivalent_diameter_px"]) for r in together])
     assert batch["mean_equivalent_diameter_px"] == pytest.approx(mean)
     assert report["objects"]["interval"] == "bootstrap over images"
-    again = folder / "again"
-    assert main(["apply", str(out / "model.vispe"), *images, *requested[:-1], str(again)]) == 0
-    assert (again / "objects.csv").read_bytes() == (out / "objects.csv").read_bytes()
+    second_run = folder / "again"
+    assert main(["apply", str(out / "model.vispe"), *images, *requested[:-1], str(second_run)]) == 0
+    assert (second_run / "objects.csv").read_bytes() == (out / "objects.csv").read_bytes()
 
 
 def test_an_unknown_class_and_options_without_objects(folder, capsys):
@@ -178,11 +178,11 @@ def test_objects_for_other_programs(tmp_path, capsys):
 
     coins = data.coins()
     Image.fromarray(coins).save(tmp_path / "coins.png")
-    drawn = np.zeros(coins.shape, np.uint8)
-    drawn[5:20, 100:300] = drawn[150:156, :60] = drawn[295:300] = 1
+    scribbles = np.zeros(coins.shape, np.uint8)
+    scribbles[5:20, 100:300] = scribbles[150:156, :60] = scribbles[295:300] = 1
     for y, x in ((50, 50), (60, 110), (125, 40), (190, 130), (260, 280), (60, 340)):
-        drawn[y - 8 : y + 8, x - 8 : x + 8] = 2
-    Image.fromarray(drawn).save(tmp_path / "strokes.png")
+        scribbles[y - 8 : y + 8, x - 8 : x + 8] = 2
+    Image.fromarray(scribbles).save(tmp_path / "strokes.png")
     out = tmp_path / "out"
     words = [
         "segment",
@@ -309,11 +309,11 @@ def _is_number(text):
 def test_the_figure_outlines_every_object_in_the_colour_of_its_class(folder):
     images, labels = [str(folder / "i0.png")], ["--labels", str(folder / "i0_labels.png")]
     assert main(["segment", *images, *labels, *FAST, "--objects", "disc", "-o", str(folder / "out")]) == 0
-    shown = np.asarray(Image.open(folder / "out" / "i0_objects.png"))
+    figure = np.asarray(Image.open(folder / "out" / "i0_objects.png"))
     actual = tifffile.imread(folder / "out" / "i0_objects.tif")
-    factor = shown.shape[0] // actual.shape[0]
-    assert shown.shape == (factor * actual.shape[0], factor * actual.shape[1], 3)
-    colored = (shown == PALETTE[1]).all(-1)
+    factor = figure.shape[0] // actual.shape[0]
+    assert figure.shape == (factor * actual.shape[0], factor * actual.shape[1], 3)
+    colored = (figure == PALETTE[1]).all(-1)
     large = actual.repeat(factor, 0).repeat(factor, 1)
     assert set(np.unique(large[colored])) == set(range(1, actual.max() + 1))
     inside = (grey_dilation(large, 3) == large) & (grey_erosion(large, 3) == large)

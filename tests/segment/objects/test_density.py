@@ -25,16 +25,16 @@ def discs(seed, side=SIDE, count=COUNT, radius=(3.0, 12.0)):
     """Discs on a torus: as a field of view it cuts objects, and the true number per area is known."""
     rng, actual = np.random.default_rng(seed), []
     while len(actual) < count:
-        center, own = rng.random(2) * side, rng.uniform(*radius)
+        center, disc_radius = rng.random(2) * side, rng.uniform(*radius)
         gaps = (np.abs(center - c) for c, _ in actual)
         far = [np.hypot(*np.minimum(g, side - g)) - r for g, (_, r) in zip(gaps, actual, strict=True)]
-        if all(f > own + 2 for f in far):
-            actual.append((center, own))
+        if all(f > disc_radius + 2 for f in far):
+            actual.append((center, disc_radius))
     mask = np.zeros((side, side), bool)
     y, x = np.mgrid[:side, :side]
-    for (cy, cx), own in actual:
+    for (cy, cx), disc_radius in actual:
         dy, dx = np.abs(y - cy), np.abs(x - cx)
-        mask |= np.minimum(dy, side - dy) ** 2 + np.minimum(dx, side - dx) ** 2 <= own**2
+        mask |= np.minimum(dy, side - dy) ** 2 + np.minimum(dx, side - dx) ** 2 <= disc_radius**2
     return mask
 
 
@@ -46,8 +46,8 @@ def density(mask, *, valid=None, min_area=0, exclude=False, volumes=None):
     options = ObjectOptions("disc", "keep", min_area, exclude_border=exclude)
     _, actual = find(labels, prob, labels[..., None], NAMES, options, volumes=volumes)
     record = summarize_image(actual, options, NAMES, float((labels > 0).sum()), volumes is not None)
-    own = record["classes"]["disc"]
-    return own["per_um3" if volumes else "per_um2"], own["count"]
+    disc_radius = record["classes"]["disc"]
+    return disc_radius["per_um3" if volumes else "per_um2"], disc_radius["count"]
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_slanted_fibres_are_counted_once():
     side, field = 110, 70
     y, x = np.mgrid[:side, :side]
     fibre = (np.abs(y + x - 60) <= 2) & (np.abs(y - x) <= 25)
-    whole = np.tile(fibre, (2, 2))
+    tiled = np.tile(fibre, (2, 2))
     offsets = itertools.product(range(0, side, 5), repeat=2)
-    actual = [density(whole[a : a + field, b : b + field])[0] for a, b in offsets]
+    actual = [density(tiled[a : a + field, b : b + field])[0] for a, b in offsets]
     assert np.mean(actual) == pytest.approx(1 / side**2, rel=0.02)
 
 
@@ -128,8 +128,8 @@ def test_density_of_volumes():
 @pytest.mark.parametrize("options", [{}, {"exclude_border": True}])
 def test_the_report_has_the_density_of_the_sample(tmp_path, options):
     count, mask = 15, discs(3, count=15, radius=(9.0, 12.0))
-    drawn = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)
-    Image.fromarray(drawn).save(tmp_path / "a_labels.png")
+    scribbles = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)
+    Image.fromarray(scribbles).save(tmp_path / "a_labels.png")
     grey = np.where(mask, 200, 50).astype(np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", grey, imagej=True, resolution=(2, 2), metadata={"unit": "um"})
     report = segment(

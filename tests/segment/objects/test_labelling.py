@@ -29,15 +29,15 @@ def flood(mask, steps):
         if out[start]:
             continue
         count += 1
-        out[start], left = count, [start]
-        while left:
-            here = left.pop()
+        out[start], stack = count, [start]
+        while stack:
+            position = stack.pop()
             for step in steps:
-                near = tuple(int(a + b) for a, b in zip(here, step, strict=True))
+                near = tuple(int(a + b) for a, b in zip(position, step, strict=True))
                 inside = all(0 <= a < n for a, n in zip(near, mask.shape, strict=True))
                 if inside and mask[near] and not out[near]:
                     out[near] = count
-                    left.append(near)
+                    stack.append(near)
     return out
 
 
@@ -72,9 +72,9 @@ def test_patches_are_those_of_a_walk_on_pages_and_in_volumes():
     steps = [(a, b, c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)]
     for number in (2, 3):
         walked = flood(labels == number, steps)
-        own = np.where(labels == number, volume, 0)
-        pairs = set(zip(walked[walked > 0].tolist(), own[walked > 0].tolist(), strict=True))
-        assert len(pairs) == walked.max() == len(np.unique(own)) - 1
+        patch = np.where(labels == number, volume, 0)
+        pairs = set(zip(walked[walked > 0].tolist(), patch[walked > 0].tolist(), strict=True))
+        assert len(pairs) == walked.max() == len(np.unique(patch)) - 1
     assert [r["volume_px"] for r in objects.rows] == np.bincount(volume.ravel())[1:].tolist()
     assert all(r["area_px"] is None and r["perimeter_px"] is None for r in objects.rows)
     pages, _ = find(labels, prob, grey, NAMES, options)
@@ -150,7 +150,7 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
 
 
 @cases(
-    ("made", "words"),
+    ("call", "words"),
     [
         (lambda: ObjectOptions([]), "names no class"),
         (lambda: ObjectOptions("pore", "cut"), "touching"),
@@ -163,9 +163,9 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
         (lambda: options_or_none(None, min_area=3), "object_min_area has no effect"),
     ],
 )
-def test_options_are_checked(made, words):
+def test_options_are_checked(call, words):
     with pytest.raises(OptionError, match=words):
-        made()
+        call()
 
 
 @cases("pixel", [(0.5, 0.25), (0.25, 0.5), (1.0, 4.0)])

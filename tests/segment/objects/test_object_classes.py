@@ -123,11 +123,11 @@ def test_points_and_label_files_give_the_classes_of_numbers(folder, tmp_path):
         for row in rows
     ]
     by_point = run(folder, tmp_path / "points", write(tmp_path / "points.csv", points))
-    drawn = np.zeros(page(0)[0].shape, np.uint8)
+    labels = np.zeros(page(0)[0].shape, np.uint8)
     for point in points:
         y, x = (round(float(point[axis])) for axis in "yx")
-        drawn[y, x - 1 : x + 2] = 1 + (point["object_class"] == "fibre")
-    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+        labels[y, x - 1 : x + 2] = 1 + (point["object_class"] == "fibre")
+    Image.fromarray(labels).save(tmp_path / "drawn.png")
     by_label = run(folder, tmp_path / "drawn", tmp_path / "drawn.png")
     counts = [
         list(r.images[0]["objects"]["object_classes"]["counts"].values())
@@ -194,11 +194,11 @@ def test_images_of_another_bit_depth_and_other_definitions_of_objects_are_noted(
 
 
 def test_labels_need_one_pixel_an_object_and_classes_without_an_object_are_noted(folder, tmp_path):
-    drawn = np.zeros(page(0)[0].shape, np.uint8)
+    labels = np.zeros(page(0)[0].shape, np.uint8)
     for i, j in [(0, 0), (0, 1), (0, 2), (0, 3)]:
-        drawn[20 + 40 * i, 20 + 40 * j] = 1 + page(0)[2][i, j]
-    drawn[0, :3] = 3
-    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+        labels[20 + 40 * i, 20 + 40 * j] = 1 + page(0)[2][i, j]
+    labels[0, :3] = 3
+    Image.fromarray(labels).save(tmp_path / "drawn.png")
     notes = run(folder, tmp_path / "out", tmp_path / "drawn.png").notes
     assert "object class 'class 3' has no labelled object and is omitted." in notes
     assert not [note for note in notes if "label more of it" in note and "drawn.png" in note]
@@ -224,9 +224,9 @@ def test_classes_need_objects_and_one_kind_of_files(folder, tmp_path, capsys):
 
 
 def test_two_labels_on_one_object_are_refused(folder, tmp_path):
-    drawn = np.zeros(page(0)[0].shape, np.uint8)
-    drawn[20, 19], drawn[20, 21] = 1, 2
-    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+    labels = np.zeros(page(0)[0].shape, np.uint8)
+    labels[20, 19], labels[20, 21] = 1, 2
+    Image.fromarray(labels).save(tmp_path / "drawn.png")
     with pytest.raises(InputError, match=r"object 1 of i0\.png has labels of 'class 1' and 'class 2'"):
         run(folder, tmp_path / "out", tmp_path / "drawn.png")
 

@@ -46,8 +46,10 @@ def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, 
     with (out / "a_objects.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == len(known.rows) > 3
-    for row, own in zip(rows, known.rows, strict=True):
-        assert {k: row[k] for k in own} == {k: "" if v is None else str(v) for k, v in own.items()}
+    for row, expected_row in zip(rows, known.rows, strict=True):
+        assert {k: row[k] for k in expected_row} == {
+            k: "" if v is None else str(v) for k, v in expected_row.items()
+        }
     assert (out / "objects.csv").read_bytes() == (out / "a_objects.csv").read_bytes()
     assert record["objects"]["classes"]["bright"]["count"] == len(rows)
     attributes = dict(root["labels"].attrs)
@@ -62,10 +64,10 @@ def rows_of(path):
 def test_volumes_do_not_depend_on_the_order_of_time_and_z(tmp_path):
     values, phase = scene(60, 70)
     grey = values.astype(np.uint8)
-    drawn = np.where(phase, 2, 1) * (np.random.default_rng(0).random(phase.shape) < 0.03)
+    scribbles = np.where(phase, 2, 1) * (np.random.default_rng(0).random(phase.shape) < 0.03)
     series = np.stack([np.stack([np.roll(grey, t + z, 0) for z in range(3)]) for t in range(2)])
     labels = np.zeros(series.shape, np.uint8)
-    labels[0, 0] = drawn
+    labels[0, 0] = scribbles
     orders = {"TZYX": (series, labels), "ZTYX": (series.swapaxes(0, 1), labels.swapaxes(0, 1))}
     tables, maps, stored = {}, {}, {}
     more = ["--features", "filters", "--classifier", "logistic", "--classes", "dark,disc"]

@@ -121,16 +121,16 @@ def test_scribbles_train_the_model_of_an_image_in_memory(tmp_path, small_blocks)
         for y, x in np.argwhere(np.asarray(Image.open(labels)) > 0)
     ]
     (tmp_path / "labels.json").write_text(json.dumps(strokes))
-    drawn = write_store(tmp_path / "labels.zarr", np.asarray(Image.open(labels)), chunk=33)
+    scribbles = write_store(tmp_path / "labels.zarr", np.asarray(Image.open(labels)), chunk=33)
     pipeline.segment([tmp_path / "a.png"], tmp_path / "memory", labels=[labels], features=MICRO)
-    whole = load_model(tmp_path / "memory" / "model.vispe")
-    for number, passed in enumerate((labels, tmp_path / "labels.json", drawn)):
+    expected = load_model(tmp_path / "memory" / "model.vispe")
+    for number, passed in enumerate((labels, tmp_path / "labels.json", scribbles)):
         out = tmp_path / f"out{number}"
         pipeline.segment([store], out, labels=[passed], features=MICRO)
         model = load_model(out / "model.vispe")
-        for key, value in whole.classifier.tensors().items():
+        for key, value in expected.classifier.tensors().items():
             np.testing.assert_array_equal(model.classifier.tensors()[key], value)
-        assert model.notes["labelled_pixels"] == whole.notes["labelled_pixels"]
+        assert model.notes["labelled_pixels"] == expected.notes["labelled_pixels"]
 
 
 def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, capsys):
@@ -163,9 +163,9 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
     assert (tmp_path / "big" / "b_overlay.png").read_bytes() == (
         tmp_path / "memory" / "b_overlay.png"
     ).read_bytes()
-    whole = json.loads((tmp_path / "memory" / "report.json").read_text())["images"][0]
+    expected = json.loads((tmp_path / "memory" / "report.json").read_text())["images"][0]
     record = report["images"][0]
-    assert set(whole) <= set(record)
+    assert set(expected) <= set(record)
     for key in (
         "pages",
         "height",
@@ -176,7 +176,7 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
         "tile",
         "mean_uncertainty",
     ):
-        assert record[key] == whole[key]
+        assert record[key] == expected[key]
     assert np.isfinite(unsure).all()
     assert list(record["files"]) == ["overlay", "labels"]
 
@@ -189,12 +189,14 @@ def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
     image = open_image(write_store(tmp_path / "a.zarr", np.zeros((300, 40), np.uint8)))
     random = np.random.default_rng(0)
     colours = np.array([(0, 0, 0), (255, 0, 0), (9, 9, 9), (0, 255, 40)], np.uint8)
-    drawn = colours[random.integers(0, 4, (300, 40))]
-    drawn[:260][random.random((260, 40)) < 0.95] = 0
-    drawn[:256][(drawn[:256] != drawn[:256, :, :1]).any(-1)] = 0  # the first strip holds greys alone
-    Image.fromarray(drawn).save(tmp_path / "rgb.png")
-    Image.fromarray(drawn).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "p.png")
-    Image.fromarray((drawn[..., 0] // 9).astype(np.uint8)).save(tmp_path / "grey.png")
+    scribbles = colours[random.integers(0, 4, (300, 40))]
+    scribbles[:260][random.random((260, 40)) < 0.95] = 0
+    scribbles[:256][(scribbles[:256] != scribbles[:256, :, :1]).any(-1)] = (
+        0  # the first strip holds greys alone
+    )
+    Image.fromarray(scribbles).save(tmp_path / "rgb.png")
+    Image.fromarray(scribbles).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "p.png")
+    Image.fromarray((scribbles[..., 0] // 9).astype(np.uint8)).save(tmp_path / "grey.png")
     for name in ("rgb.png", "p.png", "grey.png"):
         expected = read_labels(tmp_path / name, (1, 300, 40))
         actual, names, colors, notes = read_scribbles([tmp_path / name], [image], LabelOptions())

@@ -20,8 +20,8 @@ H, W = 41, 57
 GREY = np.random.default_rng(0).integers(0, 250, (H, W), dtype=np.uint8)
 
 
-def drawn(*levels, rest=0):
-    out = np.full((H, W), rest, np.int64)
+def label_image(*levels, fill=0):
+    out = np.full((H, W), fill, np.int64)
     for row, level in enumerate(levels):
         out[2 * row + 1, :30] = level
     return out
@@ -34,13 +34,13 @@ def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
     np.testing.assert_array_equal(pages_of(image)[0, ..., 0], GREY)
     assert image.frame == read_image(tmp_path / "a.tif", orientation="stored").frame
     assert any(f"orientation tag {tag} " in note for note in image.notes)
-    frames = [drawn(1, 2), *([oriented(drawn(1, 2)[None], tag)[0]] if tag >= 5 else [])]
+    frames = [label_image(1, 2), *([oriented(label_image(1, 2)[None], tag)[0]] if tag >= 5 else [])]
     for array in frames:
         Image.fromarray(array.astype(np.uint8)).save(tmp_path / "l.png")
         ((actual,), *_) = read_scribbles([tmp_path / "l.png"], [image], LabelOptions())
         flat = np.zeros(H * W, int)
         flat[actual.indices] = actual.classes
-        np.testing.assert_array_equal(flat.reshape(H, W), drawn(1, 2))
+        np.testing.assert_array_equal(flat.reshape(H, W), label_image(1, 2))
 
 
 def test_the_largest_image_with_its_lengths(tmp_path):
@@ -69,20 +69,20 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
             stored[...] = array.astype(np.uint8)
         return read_scribbles([path], [image], LabelOptions())
 
-    (actual,), names, _, notes = read(drawn(1, 2, rest=255))
+    (actual,), names, _, notes = read(label_image(1, 2, fill=255))
     assert len(names) == 2
-    np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), actual.indices)
+    np.testing.assert_array_equal(np.flatnonzero(label_image(1, 2)), actual.indices)
     assert any("is treated as unlabelled" in note for note in notes)
-    (actual,), names, _, _ = read(drawn(85, 170, 255))
+    (actual,), names, _, _ = read(label_image(85, 170, 255))
     assert len(names) == 3
     with pytest.raises(InputError, match="255 covers"):
-        read(drawn(100, 200, rest=255))
+        read(label_image(100, 200, fill=255))
 
 
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
 def test_planes_are_slices_where_the_image_has_as_many(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", np.stack([GREY] * 3), photometric="minisblack")
-    labels = np.stack([drawn(1, 2), drawn(0, 1), drawn()]).astype(np.uint8)
+    labels = np.stack([label_image(1, 2), label_image(0, 1), label_image()]).astype(np.uint8)
     tifffile.imwrite(tmp_path / "l.tif", labels)
     image = open_image(tmp_path / "a.tif")
     ((actual,), *_) = read_scribbles([tmp_path / "l.tif"], [image], LabelOptions())

@@ -237,10 +237,10 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert done.is_dir(), "the process was done before it could be killed"
-    left = len(list(done.glob("[0-9]*.json")))
-    assert 3 <= left < 6 * 8
-    again = subprocess.run(command(out), check=True, capture_output=True, text=True)
-    assert "blocks are already done" in again.stderr
+    blocks = len(list(done.glob("[0-9]*.json")))
+    assert 3 <= blocks < 6 * 8
+    resumed = subprocess.run(command(out), check=True, capture_output=True, text=True)
+    assert "blocks are already done" in resumed.stderr
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -297,8 +297,8 @@ def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task,
     names = {path.name for path in out.iterdir()}
     assert names == {*earlier, "c_seg.ome.zarr", "c_overlay.png", "report.html"}
     assert report.notes[0] == f"{out} contains unfinished results of other images: b_seg.partial."
-    again = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
-    assert len(again.images) == 2
+    resumed = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
+    assert len(resumed.images) == 2
     assert not list(out.glob("*.partial*"))
 
 

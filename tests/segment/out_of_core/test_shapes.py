@@ -30,9 +30,9 @@ def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
     path = tmp_path / "a.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     (actual,), names, colors, notes = read_scribbles([path], [image], LabelOptions())
-    whole = read_labels(path, (1, 70, 90))
+    expected = read_labels(path, (1, 70, 90))
     values = np.zeros(70 * 90, np.int32)
     values[actual.indices] = actual.classes
-    np.testing.assert_array_equal(values.reshape(1, 70, 90), whole.values)
-    assert (names, colors, tuple(notes)) == (whole.names, whole.colors, whole.notes)
+    np.testing.assert_array_equal(values.reshape(1, 70, 90), expected.values)
+    assert (names, colors, tuple(notes)) == (expected.names, expected.colors, expected.notes)
     assert np.array_equal(actual.indices, np.unique(actual.indices))

@@ -28,11 +28,11 @@ def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
     pipeline.segment([store], tmp_path / "out", labels=labels, features=FILTERS, labelling=labelling)
     result = tmp_path / "out" / "a_seg.ome.zarr"
     nodes = {node.zarr.basename(): node for node in Reader(parse_url(result))()}
-    image, shown = nodes["a_seg.ome.zarr"], nodes["classes"]
+    image, classes = nodes["a_seg.ome.zarr"], nodes["classes"]
     assert [level.shape for level in image.data] == [(2, 2, 130, 201), (2, 2, 65, 101), (2, 2, 33, 51)]
-    assert [level.shape for level in shown.data] == [(2, 130, 201), (2, 65, 101), (2, 33, 51)]
+    assert [level.shape for level in classes.data] == [(2, 130, 201), (2, 65, 101), (2, 33, 51)]
     assert image.metadata["channel_names"] == ["matrix", "carbide"]
-    full, half = (np.asarray(level) for level in shown.data[:2])
+    full, half = (np.asarray(level) for level in classes.data[:2])
     np.testing.assert_array_equal(half, full[:, ::2, ::2])
 
     root = zarr.open_group(str(result), mode="r")

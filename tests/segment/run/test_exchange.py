@@ -22,11 +22,11 @@ def folder(tmp_path, monkeypatch):
         grey = rng.normal(180, 8, (H, W))
         grey[10:20, 17:25] -= 120
         Image.fromarray(np.clip(grey, 0, 255).astype(np.uint8)).save(tmp_path / f"{name}.png")
-    drawn = np.zeros((H, W), np.uint8)
+    scribbles = np.zeros((H, W), np.uint8)
     for k, boxes in enumerate(AREAS.values(), 1):
         for x0, y0, x1, y1 in boxes:
-            drawn[y0:y1, x0:x1] = k
-    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+            scribbles[y0:y1, x0:x1] = k
+    Image.fromarray(scribbles).save(tmp_path / "drawn.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -32,10 +32,10 @@ NAMES = ["ground", "disc"]
 def run(tmp_path_factory):
     """A run with everything; what its figures say, and what it prints."""
     folder = tmp_path_factory.mktemp("fractions")
-    grey, _, drawn = scene(seed=1)
+    grey, _, scribbles = scene(seed=1)
     noise = np.random.default_rng(0).normal(0, 60, grey.shape)
     Image.fromarray(np.clip(grey + noise, 0, 255).astype(np.uint8)).save(folder / "a.png")
-    Image.fromarray(drawn).save(folder / "drawn.png")
+    Image.fromarray(scribbles).save(folder / "drawn.png")
     said = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
     rows, key = figure_layout.legend_rows, figure.legend_text
@@ -128,8 +128,10 @@ def test_html(run, shares):
         )
     trust = next(t for t in tables if "in the map" in t[0])
     for row in trust[1:]:
-        own = dict(zip(trust[0], row, strict=True))
-        assert float(own["in the map"].split()[0]) == pytest.approx(shares[0][own["class"]], abs=0.06)
+        row_values = dict(zip(trust[0], row, strict=True))
+        assert float(row_values["in the map"].split()[0]) == pytest.approx(
+            shares[0][row_values["class"]], abs=0.06
+        )
     # no other table has a column of a class, and no other cell a percentage of one
     others = [t for t in tables if "disc, map" not in t[0] and "in the map" not in t[0]]
     assert not [head for t in others for head in t[0] if "fraction" in head or head == "area"]
@@ -181,9 +183,9 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
     actual = []
     plain = image_pipeline.overlay
     monkeypatch.setattr(image_pipeline, "overlay", lambda *a, **k: actual.append((a[1], k)) or plain(*a, **k))
-    drawn = np.zeros(pages.shape, np.uint8)
-    drawn[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
-    tifffile.imwrite(tmp_path / "l.tif", drawn, photometric="minisblack")
+    scribbles = np.zeros(pages.shape, np.uint8)
+    scribbles[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
+    tifffile.imwrite(tmp_path / "l.tif", scribbles, photometric="minisblack")
     segment(
         [tmp_path / "z.tif"], tmp_path / "out", labels=[tmp_path / "l.tif"], features=FeatureConfig(sigmas=(1.0,)),
         post=PostProcessing(smooth=1),

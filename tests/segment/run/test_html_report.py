@@ -23,9 +23,9 @@ from vispe.segment.run.reports.html_report import SHOWN, report_page
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for number in range(2):
-        grey, _, drawn = scene(seed=number)
+        grey, _, scribbles = scene(seed=number)
         Image.fromarray(grey).save(folder / f"i{number}.png")
-        Image.fromarray(drawn).save(folder / f"i{number}_labels.png")
+        Image.fromarray(scribbles).save(folder / f"i{number}_labels.png")
     Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(folder / "other.png")
     names = [str(folder / f"{name}.png") for name in ("i0", "i1", "other")]
     labels = ",".join(str(folder / f"i{n}_labels.png") for n in range(2))

@@ -35,9 +35,9 @@ def data(tmp_path, monkeypatch):
     """A folder with two images, labels of both and the truth of one."""
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate("ab"):
-        grey, mask, drawn = scene(seed)
+        grey, mask, scribbles = scene(seed)
         save(f"data/{name}.png", grey)
-        save(f"data/{name}_labels.png", drawn)
+        save(f"data/{name}_labels.png", scribbles)
     save("data/a_mask.png", mask)
     return tmp_path
 
@@ -186,8 +186,10 @@ def test_a_single_mask_without_0_is_noted(data, capsys):
     assert "set --truth-zero ignore" in message
     accuracy = json.loads(Path("out/report.json").read_text())["images"][0]["scores"]["pixel_accuracy"]
     assert vispe(f"{words} -o other --truth-zero ignore") == 0
-    again = json.loads(Path("other/report.json").read_text())["images"][0]["scores"]["pixel_accuracy"]
-    assert accuracy + again == pytest.approx(1)
+    second_accuracy = json.loads(Path("other/report.json").read_text())["images"][0]["scores"][
+        "pixel_accuracy"
+    ]
+    assert accuracy + second_accuracy == pytest.approx(1)
 
 
 def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
@@ -212,8 +214,8 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
         ("e.tif", (4, 7, 9), "minisblack"),
         ("f.tif", (7, 9, 3), "rgb"),
     ):
-        made = rng.integers(0, 255, shape, dtype=np.uint16)
-        tifffile.imwrite(tmp_path / name, made, photometric=kind, extratags=tags)
+        pixels = rng.integers(0, 255, shape, dtype=np.uint16)
+        tifffile.imwrite(tmp_path / name, pixels, photometric=kind, extratags=tags)
     for path in sorted(tmp_path.iterdir()):
         assert stored_shape(path) == read_image(path).pages.shape[:3], path.name
     stack = tmp_path / "e.tif"
@@ -228,9 +230,9 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
 
 @cases("colour", [False, True])
 def test_labels_painted_on_a_copy_of_the_image(tmp_path, colour):
-    grey, _, drawn = scene()
+    grey, _, scribbles = scene()
     image = np.stack([grey] * 3, -1) if colour else grey
-    image[drawn > 0] = (255, 0, 0) if colour else 255
+    image[scribbles > 0] = (255, 0, 0) if colour else 255
     save(tmp_path / "a.png", image)
     with pytest.raises(
         InputError, match=r"probably a copy of the image .* on an empty layer \(black or transp"

@@ -34,7 +34,7 @@ def fields():
     ]
 
 
-def drawn(path, classes):
+def label(path, classes):
     values = (classes + 1) * (np.random.default_rng(0).random(classes.shape) < 0.02)
     Image.fromarray(values.astype(np.uint8)).save(path)
     return path
@@ -45,7 +45,7 @@ def trained(tmp_path_factory, fields):
     folder = tmp_path_factory.mktemp("trained")
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(folder / "a.png")
-    labels = [drawn(folder / "a_labels.png", classes)]
+    labels = [label(folder / "a_labels.png", classes)]
     # grey limits of each page of a stack by itself
     reading = ReadOptions(normalize="image")
     segment([folder / "a.png"], folder / "out", labels=labels, features=FILTERS, reading=reading)
@@ -76,13 +76,13 @@ def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, ca
     assert "(see strange_domain.png)" in note
     assert "add a few scribbles" in note
     assert note in capsys.readouterr().err.replace("\n", " ")
-    shown = np.asarray(Image.open(out / "strange_domain.png"))
-    assert shown.shape == strange.shape
-    assert shown.dtype == np.uint8
-    assert (shown[:128, :128] > 128).all()
+    figure = np.asarray(Image.open(out / "strange_domain.png"))
+    assert figure.shape == strange.shape
+    assert figure.dtype == np.uint8
+    assert (figure[:128, :128] > 128).all()
     for top in (0, 64, 128):
         for left in (0, 64, 128):
-            assert len(np.unique(shown[top : top + 64, left : left + 64])) == 1
+            assert len(np.unique(figure[top : top + 64, left : left + 64])) == 1
     rows = list(csv.DictReader((out / "report.csv").read_text().splitlines()))
     assert [float(row["domain"]) for row in rows] == [first["domain"]["score"], second["domain"]["score"]]
 
@@ -91,11 +91,11 @@ def test_other_images_of_the_training_run_are_compared_too(tmp_path, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(255 - np.clip(grey, 0, 90)).save(tmp_path / "b.png")
-    labels = drawn(tmp_path / "a_labels.png", classes)
+    labels = label(tmp_path / "a_labels.png", classes)
     images = [tmp_path / "a.png", tmp_path / "b.png"]
     report = segment(images, tmp_path / "out", labels=[labels], features=FILTERS)
-    own, other = (record["domain"]["score"] for record in report.images)
-    assert own < 0.5 < other
+    training_score, test_score = (record["domain"]["score"] for record in report.images)
+    assert training_score < 0.5 < test_score
 
 
 def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
@@ -119,7 +119,7 @@ def test_every_kind_of_classifier_compares(tmp_path, kind, fields):
         tmp_path / "n.png"
     )
     how = (
-        {"labels": [drawn(tmp_path / "l.png", classes)], "classifier": kind}
+        {"labels": [label(tmp_path / "l.png", classes)], "classifier": kind}
         if kind == "forest"
         else {"cluster": 2}
     )
@@ -160,7 +160,7 @@ def test_another_pixel_size_than_that_of_the_training_is_named(tmp_path, fields)
         )
         return tmp_path / name
 
-    labels = [drawn(tmp_path / "a_labels.png", classes)]
+    labels = [label(tmp_path / "a_labels.png", classes)]
     segment([write("a.tif", 0.5)], tmp_path / "out", labels=labels, features=FILTERS)
     model = tmp_path / "out" / MODEL_NAME
     assert load_model(model).notes["pixel_size_um"] == pytest.approx([0.5, 0.5])

@@ -26,7 +26,7 @@ DRAWN = np.where(SEED.random(TRUTH.shape) < 0.05, TRUTH, 0).astype(np.uint8)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(GREY).save("a.png")
     Image.fromarray(DRAWN).save("l.png")
@@ -80,10 +80,10 @@ def test_labels_of_stored_pixels_fit_and_a_note_says_so(tag, name, capsys):
 @pytest.mark.parametrize("tag", [6, pytest.param(3, marks=SLOW)])
 def test_labels_of_shown_pixels_fit_where_the_tag_is_applied(tag):
     tagged("t.jpg", GREY, tag)
-    shown = [np.ascontiguousarray(oriented(a[None], tag)[0]) for a in (DRAWN, TRUTH)]
-    Image.fromarray(shown[0]).save("l.png")
+    oriented_arrays = [np.ascontiguousarray(oriented(a[None], tag)[0]) for a in (DRAWN, TRUTH)]
+    Image.fromarray(oriented_arrays[0]).save("l.png")
     assert vispe(f"segment t.jpg --labels l.png {FAST} --orientation tag -o out") == 0
-    assert agreement(result("t"), shown[1]) > 0.95
+    assert agreement(result("t"), oriented_arrays[1]) > 0.95
     assert vispe("apply out/model.vispe t.jpg --orientation tag -o more") == 0
     np.testing.assert_array_equal(result("t", "more"), result("t"))
     if tag == 6:  # sizes decide
@@ -199,12 +199,12 @@ def test_blocks_refuse_what_they_cannot_do(words, capsys):
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
 def test_labels_decide_whether_planes_are_slices(count, capsys):
     stack = np.stack([np.roll(GREY, n, 1) for n in range(count)])
-    drawn = np.stack([np.roll(DRAWN, n, 1) for n in range(count)])
+    label_pages = np.stack([np.roll(DRAWN, n, 1) for n in range(count)])
     truth = np.stack([np.roll(TRUTH, n, 1) for n in range(count)])
     tifffile.imwrite("known.tif", stack, imagej=True, metadata={"axes": "ZYX"})
     tifffile.imwrite("plain.tif", stack)
-    tifffile.imwrite("known_l.tif", drawn, imagej=True, metadata={"axes": "ZYX"})
-    tifffile.imwrite("plain_l.tif", drawn)
+    tifffile.imwrite("known_l.tif", label_pages, imagej=True, metadata={"axes": "ZYX"})
+    tifffile.imwrite("plain_l.tif", label_pages)
     for number, (image, labels) in enumerate(
         [("known", "plain"), ("plain", "known"), ("plain", "plain"), ("known", "known")]
     ):

@@ -34,10 +34,10 @@ def write_inputs():
     """Four images, labels of two of them, a truth of one."""
     Path("in").mkdir()
     for seed, name in enumerate("abcd"):
-        grey, mask, drawn = scene(seed)
+        grey, mask, scribbles = scene(seed)
         Image.fromarray(grey).save(f"in/{name}.png")
         if name in "ab":
-            Image.fromarray(drawn).save(f"{name}_labels.png")
+            Image.fromarray(scribbles).save(f"{name}_labels.png")
         if name == "b":
             Image.fromarray(mask).save("b_truth.png")
 
@@ -51,7 +51,7 @@ def data(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """Contents of the results of a run that was not interrupted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("whole"))
@@ -141,13 +141,13 @@ class Stop(BaseException):
 
 def stopped(monkeypatch, words, after):
     """Run a command that ends after so many images."""
-    done, whole = [], batch_run.Batch._segment
+    done, uninterrupted = [], batch_run.Batch._segment
 
     def counted(self, image, by):
         if len(done) == after:
             raise Stop
         done.append(image)
-        return whole(self, image, by)
+        return uninterrupted(self, image, by)
 
     with monkeypatch.context() as patched:
         patched.setattr(batch_run.Batch, "_segment", counted)
@@ -231,10 +231,10 @@ def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, 
     assert "a_seg.png" in earlier
     words = f"apply out/model.vispe in/d.png -o out {FAST}".replace(f" {FAST}", "")
     assert vispe(f"{words} --force") == 0
-    left = {path.name for path in Path("out").iterdir()}
+    remaining = {path.name for path in Path("out").iterdir()}
     results = {"d_seg.png", "d_prob.tif", "d_uncertainty.png", "d_overlay.png", "report.json", "report.csv"}
     results.add("report.html")
-    assert left == {*names, *results, *earlier, "model.vispe"}
+    assert remaining == {*names, *results, *earlier, "model.vispe"}
     assert all(Path("out", name).read_bytes() == b"mine" for name in names)
     assert Path("foreign/thesis.txt").read_bytes() == b"mine"
     assert "out contains results of an earlier unfinished run: a_overlay.png, " in capsys.readouterr().err
@@ -249,38 +249,38 @@ def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkey
     assert not Path("out", NAME).exists()
 
 
-def test_force_does_not_go_on(data, monkeypatch, capsys, whole):
+def test_force_does_not_go_on(data, monkeypatch, capsys, uninterrupted):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     assert vispe(f"{WAYS['labels']} -o out --force") == 0
     assert "resuming" not in capsys.readouterr().err
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
-def test_a_result_that_was_removed_is_made_again(data, monkeypatch, whole):
+def test_a_result_that_was_removed_is_made_again(data, monkeypatch, uninterrupted):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
-def test_a_model_that_was_changed_is_trained_again(data, monkeypatch, whole):
+def test_a_model_that_was_changed_is_trained_again(data, monkeypatch, uninterrupted):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     Path("out/model.vispe").write_bytes(b"?")
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
-def test_a_line_that_breaks_off_does_not_count(data, monkeypatch, whole):
+def test_a_line_that_breaks_off_does_not_count(data, monkeypatch, uninterrupted):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     path = Path("out", NAME)
     path.write_bytes(path.read_bytes()[:-9])
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     assert len(path.read_bytes().splitlines()) == 2 + 2
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
-def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, whole):
+def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, uninterrupted):
     original = image_pipeline.read_image
 
     def failing(path, **how):
@@ -292,7 +292,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, whole):
         patched.setattr(image_pipeline, "read_image", failing)
         assert vispe(f"{WAYS['labels']} -o out") == 1
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 # --- a full disk ---
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, whole):
+def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, uninterrupted):
     monkeypatch.setattr(
         "vispe.segment.run.results_folder.disk_space.shutil.disk_usage", lambda _: Usage(9000)
     )
@@ -386,7 +386,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypat
     monkeypatch.undo()
     monkeypatch.chdir(data)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
 class Usage:
@@ -399,7 +399,7 @@ class Usage:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
 def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
-    data, monkeypatch, capsys, kind, whole
+    data, monkeypatch, capsys, kind, uninterrupted
 ):
     original, count = os.fsync, [0]
 
@@ -424,7 +424,7 @@ def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
         assert sum(name.startswith(f"{stem}_") for name in names) in (0, 4)
     assert not any(name.startswith("d_") for name in names)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == whole
+    assert contents("out") == uninterrupted
 
 
 def test_which_errors_say_that_a_disk_is_full(tmp_path):
@@ -457,14 +457,14 @@ def test_the_record_of_a_run(tmp_path):
     state.finished(
         Path("a.png"), {"x": np.float32(0.1), "files": {"labels": "elsewhere/a_seg.png"}}, ["n", "m"]
     )
-    again = Journal(tmp_path, requested, False)
-    assert (again.resumes, again.model, again.notes) == (True, "abc", ["n", "m"])
+    resumed = Journal(tmp_path, requested, False)
+    assert (resumed.resumes, resumed.model, resumed.notes) == (True, "abc", ["n", "m"])
     expected = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
-    assert again.record(Path("a.png")) == expected
+    assert resumed.record(Path("a.png")) == expected
     (tmp_path / "a_seg.png").unlink()
-    assert again.record(Path("a.png")) is None
-    assert again.record(Path("b.png")) is None
-    again.end()
+    assert resumed.record(Path("a.png")) is None
+    assert resumed.record(Path("b.png")) is None
+    resumed.end()
     assert not (tmp_path / NAME).exists()
 
 

@@ -321,9 +321,9 @@ def scene(pages=4, seed=0, noise=14):
 
 def scribbles(classes, pages):
     """Label a tenth of the pixels of some pages."""
-    drawn = np.where(np.random.default_rng(3).random(classes.shape) < 0.1, classes, 0).astype(np.uint8)
-    drawn[[z for z in range(len(classes)) if z not in pages]] = 0
-    return drawn
+    scribbled = np.where(np.random.default_rng(3).random(classes.shape) < 0.1, classes, 0).astype(np.uint8)
+    scribbled[[z for z in range(len(classes)) if z not in pages]] = 0
+    return scribbled
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
 def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
     labels = [folder / "drawn.tif"]
     for mode in ("image", "none"):
-        out, again = folder / mode, folder / f"{mode}_again"
+        out, single = folder / mode, folder / f"{mode}_again"
         segment(
             [folder / "s.tif"],
             out,
@@ -378,9 +378,9 @@ def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
         )
         stack, prob = tifffile.imread(out / "s_seg.tif"), tifffile.imread(out / "s_prob.tif")
         Image.fromarray(scene()[0][2]).save(folder / "slice.png")
-        apply(out / MODEL_NAME, [folder / "slice.png"], again)
-        np.testing.assert_array_equal(np.asarray(Image.open(again / "slice_seg.png")), stack[2])
-        np.testing.assert_array_equal(tifffile.imread(again / "slice_prob.tif"), prob[2])
+        apply(out / MODEL_NAME, [folder / "slice.png"], single)
+        np.testing.assert_array_equal(np.asarray(Image.open(single / "slice_seg.png")), stack[2])
+        np.testing.assert_array_equal(tifffile.imread(single / "slice_prob.tif"), prob[2])
         apply(out / MODEL_NAME, [folder / "s.tif"], folder / f"{mode}_part", reading=ReadOptions(z="2:4"))
         np.testing.assert_array_equal(tifffile.imread(folder / f"{mode}_part" / "s_seg.tif"), stack[2:])
 

@@ -42,61 +42,66 @@ def page(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).random((height, width, channels), np.float32)
 
 
-def prepared(made, grey):
-    return made.prepare(grey, np.ones(grey.shape[:2], bool))
+def prepared(text_features, grey):
+    return text_features.prepare(grey, np.ones(grey.shape[:2], bool))
 
 
-def predicted(made, grey, valid=None):
+def predicted(text_features, grey, valid=None):
     valid = np.ones(grey.shape[:2], bool) if valid is None else valid
-    return predict_page(grey, valid, made, made.classifier, PostProcessing(), lambda share: None)
+    return predict_page(
+        grey, valid, text_features, text_features.classifier, PostProcessing(), lambda share: None
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
 def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size):
     """One block, values as they are, no position: each patch is described by itself alone."""
-    made = {
+    text_features = {
         tile: features(shallow, readout="maskclip", pos_embed="none", tile=tile)
         for tile in (None, 16, 24, 512)
     }
     grey = page(*size)
-    whole = predicted(made[512], grey)
+    expected = predicted(text_features[512], grey)
     for tile in (None, 16, 24):
-        actual = predicted(made[tile], grey)
+        actual = predicted(text_features[tile], grey)
         np.testing.assert_allclose(
-            prepared(made[tile], grey).grid, prepared(made[512], grey).grid, rtol=0, atol=1e-6
+            prepared(text_features[tile], grey).grid,
+            prepared(text_features[512], grey).grid,
+            rtol=0,
+            atol=1e-6,
         )
-        np.testing.assert_allclose(actual.prob, whole.prob, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(actual.labels, whole.labels)
+        np.testing.assert_allclose(actual.prob, expected.prob, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(actual.labels, expected.labels)
         assert actual.overlap == 0
-    assert bool(whole.notes) == (min(size) < 8)
+    assert bool(expected.notes) == (min(size) < 8)
 
 
 def test_tiles_are_averaged_under_a_window_patch_by_patch(folder):
-    made, grey = features(folder), page(64, 48)
+    text_features, grey = features(folder), page(64, 48)
     regions = tiles(64, 48, (32, 32), 8, OVERLAP)
     assert len(regions) == 3 * 2
     total, weights = np.zeros((3, 8, 6)), np.zeros((8, 6))
     chosen = []
     for region in regions:
-        shown = torch.from_numpy(grey[region.slices]).permute(2, 0, 1).expand(1, 3, -1, -1)
+        tile = torch.from_numpy(grey[region.slices]).permute(2, 0, 1).expand(1, 3, -1, -1)
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
-        tokens = F.normalize(made._tower((shown - mean) / std)[0].double(), dim=-1).numpy()
+        tokens = F.normalize(text_features._tower((tile - mean) / std)[0].double(), dim=-1).numpy()
         similar = np.moveaxis(tokens @ CLASSES.vectors.T.astype(np.float64), -1, 0)
         where = tuple(slice(s.start // 8, s.stop // 8) for s in region.slices)
         total[(slice(None), *where)] += similar * window(4, 4)
         weights[where] += window(4, 4)
         chosen.append((where, similar.argmax(0)))
-    actual = prepared(made, grey)
+    actual = prepared(text_features, grey)
     np.testing.assert_allclose(actual.grid, total / weights, atol=1e-5)
-    first, again, differ = np.full((8, 6), -1), 0, 0
+    first, skipped, differ = np.full((8, 6), -1), 0, 0
     for where, best in chosen:
         recorded = first[where] >= 0
-        again, differ = again + recorded.sum(), differ + (recorded & (first[where] != best)).sum()
+        skipped, differ = skipped + recorded.sum(), differ + (recorded & (first[where] != best)).sum()
         first[where] = np.where(recorded, first[where], best)
     assert differ > 0
     assert actual.notes == (
-        f"overlapping tiles predict different classes for {100 * differ / again:.1f} % of their common patches.",
+        f"overlapping tiles predict different classes for {100 * differ / skipped:.1f} % of their common patches.",
     )
 
 
@@ -105,40 +110,47 @@ def test_pixels_lie_bilinearly_between_patches(step, size):
     rows, columns = (-(-side // step) for side in size)
     offset = ((rows * step - size[0]) // 2, (columns * step - size[1]) // 2)
     grid = np.random.default_rng(0).normal(size=(3, rows, columns)).astype(np.float32)
-    made = TextPage(grid, step, offset, size)
-    whole = F.interpolate(torch.from_numpy(grid)[None], size=(rows * step, columns * step), mode="bilinear")
-    whole = whole[0, :, offset[0] : offset[0] + size[0], offset[1] : offset[1] + size[1]].numpy()
+    text_page = TextPage(grid, step, offset, size)
+    expected = F.interpolate(
+        torch.from_numpy(grid)[None], size=(rows * step, columns * step), mode="bilinear"
+    )
+    expected = expected[0, :, offset[0] : offset[0] + size[0], offset[1] : offset[1] + size[1]].numpy()
     covered = np.zeros(size, int)
-    for number, piece in enumerate(made.pieces):
-        actual = made.compute(number)
+    for number, piece in enumerate(text_page.pieces):
+        actual = text_page.compute(number)
         assert actual.dtype == np.float32
-        np.testing.assert_allclose(actual, whole[(slice(None), *piece.slices)], atol=1e-5)
+        np.testing.assert_allclose(actual, expected[(slice(None), *piece.slices)], atol=1e-5)
         covered[piece.slices] += 1
     assert (covered == 1).all()
-    assert not made.overlapping
-    assert made.weight(0) is None
+    assert not text_page.overlapping
+    assert text_page.weight(0) is None
 
 
 def test_channels_are_shown_as_grey_as_colour_or_one_by_one(folder):
-    made, grey = features(folder), page(40, 32)
+    text_features, grey = features(folder), page(40, 32)
     colour = np.repeat(grey, 3, axis=2)
-    np.testing.assert_allclose(prepared(made, colour).grid, prepared(made, grey).grid, atol=1e-6)
+    np.testing.assert_allclose(
+        prepared(text_features, colour).grid, prepared(text_features, grey).grid, atol=1e-6
+    )
     colour = page(40, 32, 3, seed=1)
-    assert np.abs(prepared(made, colour).grid - prepared(made, colour[..., :1]).grid).max() > 1e-3
+    assert (
+        np.abs(prepared(text_features, colour).grid - prepared(text_features, colour[..., :1]).grid).max()
+        > 1e-3
+    )
     four = page(40, 32, 4, seed=2)
-    alone = [prepared(made, four[..., c : c + 1]).grid for c in range(4)]
-    np.testing.assert_allclose(prepared(made, four).grid, np.mean(alone, axis=0), atol=1e-5)
+    channels = [prepared(text_features, four[..., c : c + 1]).grid for c in range(4)]
+    np.testing.assert_allclose(prepared(text_features, four).grid, np.mean(channels, axis=0), atol=1e-5)
 
 
 def test_pixels_without_data_count_as_black_and_get_no_class(folder):
-    made, grey = features(folder), page(40, 40)
+    text_features, grey = features(folder), page(40, 40)
     valid = np.ones((40, 40), bool)
     valid[:9, 3:7] = False
     hidden = grey.copy()
     hidden[~valid] = np.nan
-    actual = predicted(made, hidden, valid)
+    actual = predicted(text_features, hidden, valid)
     grey[~valid] = 0
-    expected = predicted(made, grey)
+    expected = predicted(text_features, grey)
     np.testing.assert_array_equal(actual.labels, np.where(valid, expected.labels, 0))
     assert (actual.prob[:, ~valid] == 0).all()
     np.testing.assert_allclose(actual.prob[:, valid].sum(0), 1, atol=1e-5)
@@ -152,81 +164,83 @@ def test_a_rotated_page_has_a_rotated_map_through_tiles(tmp_path, readout):
         sum(torch.rot90(t, k, (2, 3)) for t in (kernel, kernel.flip(3)) for k in range(4)) / 8
     )
     save(model, tmp_path)
-    made, grey = features(tmp_path, readout=readout, pos_embed="alibi2d"), page(64, 64)
-    still = prepared(made, grey).grid
+    text_features, grey = features(tmp_path, readout=readout, pos_embed="alibi2d"), page(64, 64)
+    still = prepared(text_features, grey).grid
     for k in range(1, 4):
-        rotated = prepared(made, np.ascontiguousarray(np.rot90(grey, k))).grid
+        rotated = prepared(text_features, np.ascontiguousarray(np.rot90(grey, k))).grid
         np.testing.assert_allclose(rotated, np.rot90(still, k, (1, 2)), atol=1e-5)
-    mirrored = prepared(made, np.ascontiguousarray(grey[:, ::-1])).grid
+    mirrored = prepared(text_features, np.ascontiguousarray(grey[:, ::-1])).grid
     np.testing.assert_allclose(mirrored, still[..., ::-1], atol=1e-5)
 
 
 def test_a_tower_of_timm_runs_at_its_own_tile_size(tmp_path):
     model = with_trunk(tmp_path, small_vit())
     save(model, tmp_path)
-    made = TextFeatures.__new__(TextFeatures)  # the trunk is not one that a configuration can name
-    vars(made).update(device="cpu", tile=None, _half=False, config=TextConfig(), classifier=CLASSES)
+    text_features = TextFeatures.__new__(TextFeatures)  # the trunk is not one that a configuration can name
+    vars(text_features).update(device="cpu", tile=None, _half=False, config=TextConfig(), classifier=CLASSES)
     from vispe.segment.text.readouts import parse_readout
     from vispe.segment.text.towers import prepare, read_tower
 
     prepare(model, None, parse_readout("naclip"))
-    made._tower = read_tower(model, parse_readout("naclip"))
-    made._vectors, made._mean, made._std = (
+    text_features._tower = read_tower(model, parse_readout("naclip"))
+    text_features._vectors, text_features._mean, text_features._std = (
         torch.from_numpy(CLASSES.vectors),
         torch.zeros(3, 1, 1),
         torch.ones(3, 1, 1),
     )
-    assert made._tower.size == (48, 64)
-    assert prepared(made, page(100, 130)).grid.shape == (3, 7, 9)
-    assert predicted(made, page(100, 130)).labels.shape == (100, 130)
+    assert text_features._tower.size == (48, 64)
+    assert prepared(text_features, page(100, 130)).grid.shape == (3, 7, 9)
+    assert predicted(text_features, page(100, 130)).labels.shape == (100, 130)
 
 
 def test_memory_that_runs_out_halves_the_tile(folder, monkeypatch):
-    made, messages = features(folder, tile=512), []
+    text_features, messages = features(folder, tile=512), []
 
     def small(images):
         if images.shape[-1] > 130:
             raise torch.OutOfMemoryError("out of memory")
         return torch.ones(len(images), images.shape[2] // 8, images.shape[3] // 8, 16)
 
-    made._tower.__class__ = type(
-        "Small", (type(made._tower),), {"__call__": lambda self, images: small(images)}
+    text_features._tower.__class__ = type(
+        "Small", (type(text_features._tower),), {"__call__": lambda self, images: small(images)}
     )
-    actual = within_memory(made, lambda: predicted(made, page(300, 300)), messages.append)
+    actual = within_memory(text_features, lambda: predicted(text_features, page(300, 300)), messages.append)
     assert actual.labels.shape == (300, 300)
-    assert made.tile == 128
+    assert text_features.tile == 128
     assert messages == [f"out of memory: the tile was halved to {n} px." for n in (256, 128)]
     monkeypatch.setattr(
-        made._tower.__class__, "__call__", lambda self, images: small(torch.ones(1, 3, 200, 200))
+        text_features._tower.__class__, "__call__", lambda self, images: small(torch.ones(1, 3, 200, 200))
     )
     with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
-        within_memory(made, lambda: predicted(made, page(300, 300)), messages.append)
+        within_memory(text_features, lambda: predicted(text_features, page(300, 300)), messages.append)
 
 
 def test_other_weights_than_those_of_the_model_are_refused(folder, shallow):
-    made = features(folder)
-    assert made.config.weights is None
-    again = TextFeatures(made.config, CLASSES, device="cpu")
-    np.testing.assert_array_equal(prepared(again, page(40, 40)).grid, prepared(made, page(40, 40)).grid)
+    text_features = features(folder)
+    assert text_features.config.weights is None
+    reloaded = TextFeatures(text_features.config, CLASSES, device="cpu")
+    np.testing.assert_array_equal(
+        prepared(reloaded, page(40, 40)).grid, prepared(text_features, page(40, 40)).grid
+    )
     with pytest.raises(InputError, match=r"differ from those of the stored model \(sha256"):
-        features(shallow, fingerprint=made.config.fingerprint)
+        features(shallow, fingerprint=text_features.config.fingerprint)
     with pytest.raises(InputError, match="differ from those of the stored model"):
-        features(folder, fingerprint=made.config.fingerprint, weights="random")
+        features(folder, fingerprint=text_features.config.fingerprint, weights="random")
 
 
 def test_values_that_are_no_numbers_are_reported(folder):
-    made = features(folder)
-    made._tower.visual.conv1.weight.fill_(float("nan"))
+    text_features = features(folder)
+    text_features._tower.visual.conv1.weight.fill_(float("nan"))
     with pytest.raises(InputError, match=r"returns non-finite values\. Check its weights"):
-        prepared(made, page(40, 40))
+        prepared(text_features, page(40, 40))
 
 
 def test_random_weights_come_from_the_seed(folder):
-    first, again, other = (
+    first, repeated, other = (
         TextFeatures(TextConfig(f"local-dir:{folder}", "random"), CLASSES, seed=seed, device="cpu")
         for seed in (0, 0, 1)
     )
-    assert first.config.fingerprint == again.config.fingerprint != other.config.fingerprint
+    assert first.config.fingerprint == repeated.config.fingerprint != other.config.fingerprint
 
 
 def test_planted_weights_find_what_words_say(tmp_path):
@@ -243,5 +257,5 @@ def test_planted_weights_find_what_words_say(tmp_path):
 
 def test_timm_names_of_open_clip_work_as_they_are(tmp_path):
     folder = write_folder(tmp_path, TIMM)
-    made = features(folder, weights="random", tile=64)
-    assert prepared(made, page(70, 130)).grid.shape == (3, 5, 9)
+    text_features = features(folder, weights="random", tile=64)
+    assert prepared(text_features, page(70, 130)).grid.shape == (3, 5, 9)

@@ -115,8 +115,8 @@ def test_probabilities_are_a_softmax_of_scaled_similarities():
     actual = classifier.planes(similar)
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, weight / weight.sum(0), atol=1e-5)
-    again = TextClassifier.from_tensors(classifier.tensors())
-    np.testing.assert_array_equal(again.planes(similar), actual)
+    reloaded = TextClassifier.from_tensors(classifier.tensors())
+    np.testing.assert_array_equal(reloaded.planes(similar), actual)
     assert np.isfinite(TextClassifier(vectors, 1e6).planes(similar)).all()
     with pytest.raises(
         InputError, match=r"at least two text vectors of length 1, got \(3, 5\) of lengths 0 to 0"

@@ -138,7 +138,7 @@ def test_vanilla_is_the_tower_itself(tmp_path, kind):
 @cases("pool", ["token", "avg"])
 @cases("projected", [True, False])
 def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
-    def made(size):
+    def build(size):
         torch.manual_seed(1)
         options = {
             "use_rot_pos_emb": True,
@@ -155,14 +155,16 @@ def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
             model.visual.head = torch.nn.Sequential()
         return model
 
-    tower = tower_of(made((48, 64)), "vanilla")
+    tower = tower_of(build((48, 64)), "vanilla")
     for size in ((48, 64), (80, 48), (48, 64)):
-        own = made(size).visual
-        target = own.forward_intermediates(
+        visual = build(size).visual
+        target = visual.forward_intermediates(
             images(*size), 1, normalize_intermediates=True, intermediates_only=True
         )
-        target = own.trunk.fc_norm(target["image_intermediates"][-1].permute(0, 2, 3, 1))
-        torch.testing.assert_close(tower(images(*size)), own.head(own.trunk.head(target)), rtol=0, atol=1e-5)
+        target = visual.trunk.fc_norm(target["image_intermediates"][-1].permute(0, 2, 3, 1))
+        torch.testing.assert_close(
+            tower(images(*size)), visual.head(visual.trunk.head(target)), rtol=0, atol=1e-5
+        )
 
 
 @cases("readout", READOUTS)
@@ -238,12 +240,12 @@ def test_a_rotated_image_has_rotated_embeddings(tmp_path, readout, spec):
     ],
 )
 def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
-    def made():
+    def build():
         if kind == "timm":
             return with_trunk(tmp_path, small_vit())
         return stock(write_folder(tmp_path, VISION))
 
-    model = made()
+    model = build()
     torch.manual_seed(3)
     tower = tower_of(model, "naclip", spec)
     first, second = tower(images(48, 80)), tower(images(80, 32))
@@ -252,7 +254,7 @@ def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
     assert first.isfinite().all()
     torch.testing.assert_close(tower(images(48, 80)), first, rtol=0, atol=0)
     vanilla = parse_readout("vanilla")
-    model = made()
+    model = build()
     torch.manual_seed(3)
     tower = tower_of(model, vanilla, spec)
     actual = tower.visual.forward_intermediates(

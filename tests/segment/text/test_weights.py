@@ -165,8 +165,8 @@ def test_checkpoints_of_stock_and_of_converted_towers_load(tmp_path, spec):
             if "pos_enc" in name:
                 parameter.fill_(0.25)
     save_file(from_stock.state_dict(), str(tmp_path / "own.safetensors"))
-    again = build(find_weights(f"local-dir:{folder}", str(tmp_path / "own.safetensors")), spec, NACLIP, 1)
-    state = again.state_dict()
+    reloaded = build(find_weights(f"local-dir:{folder}", str(tmp_path / "own.safetensors")), spec, NACLIP, 1)
+    state = reloaded.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in from_stock.state_dict().items())
     assert ("learned" in spec) == any("pos_enc" in key for key in state)
 

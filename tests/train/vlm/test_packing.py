@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
-from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, alone, longest_of, model_of, samples_of
+from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, logits_of, longest_of, model_of, samples_of
 from vispe.errors import InputError, UnsupportedHost
 from vispe.train.vlm.lora import LoraRecipe, finetune_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
@@ -57,7 +57,7 @@ def each(packing, samples, actual):
 def token_weighted_loss(model, samples):
     """The mean over all tokens of answers, each sample in a call of its own."""
     with torch.no_grad():
-        losses = [cross_entropy(alone(model, s)[s.asking], s.wanted, reduction="none") for s in samples]
+        losses = [cross_entropy(logits_of(model, s)[s.asking], s.wanted, reduction="none") for s in samples]
     return float(torch.cat(losses).mean())
 
 
@@ -76,11 +76,11 @@ def test_a_plain_call_has_the_logits_of_separate_samples(family, attention):
         for training in (False,) if norms else (False, True):
             model.train(training)
             rng_state = torch.get_rng_state()
-            alone(model, samples[1])
+            logits_of(model, samples[1])
             if not torch.equal(rng_state, torch.get_rng_state()):
                 continue  # dropout or stochastic depth of a vision tower
             for sample, actual in each(packing, samples, model(**inputs).logits):
-                torch.testing.assert_close(actual, alone(model, sample), atol=2e-5, rtol=1e-5)
+                torch.testing.assert_close(actual, logits_of(model, sample), atol=2e-5, rtol=1e-5)
     for sample, losses in each(packing, samples, labels):
         assert torch.equal(losses[sample.answer], sample.wanted)
         assert int((losses != IGNORED).sum()) == len(sample.wanted)

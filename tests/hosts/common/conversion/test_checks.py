@@ -1,4 +1,4 @@
-"""Refused encodings: every reason is true, and its advice works."""
+"""Rejected encodings: the reason in each error is true, and following its advice works."""
 
 import re
 
@@ -37,7 +37,7 @@ IN_ATTENTION = ("swin", "torchvision", "transformers", "videomae")
 
 
 def reason(name, host):
-    """What the refusal must say; None where the encoding is accepted."""
+    """Return the expected message; None for an accepted encoding."""
     cls, axes = encoding_class(name), 3 if host == "videomae" else 2
     if issubclass(cls, Sampler):
         return "samples positions" if host in IN_ATTENTION else "no encoding reads them"
@@ -55,7 +55,7 @@ ACCEPTED = [(name, host) for host in HOSTS for name in vispe.list_encodings() if
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_refusals_are_true_and_their_advice_works(host):
+def test_reasons_are_true_and_their_advice_works(host):
     model, works = HOSTS[host](), set()
     for name in (name for name, other in REFUSED if other == host):
         with pytest.raises(UnsupportedCombination, match=re.escape(reason(name, host))) as refused:
@@ -91,14 +91,14 @@ def test_too_few_heads_for_the_directions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "host"), ACCEPTED if EVERY else ACCEPTED[::5])
-def test_everything_else_is_accepted(name, host):
+def test_other_encodings_are_accepted(name, host):
     torch.manual_seed(0)
     vispe.convert(HOSTS[host](), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rope_mixed", "t5", "gta", "pape", "seqpe", "shaw"])
-def test_axes_are_those_of_the_grid_unless_given(name, tmp_path):
+def test_the_number_of_axes_defaults_to_that_of_the_grid(name, tmp_path):
     assert create_encoding(name, dim=96, num_heads=2, grid=(2, 4, 4)).ndim == (3,)
     with pytest.raises(
         (OptionError, UnsupportedCombination), match=f"{name} (supports 2 axes, got|needs axes=3 for) the"

@@ -1,4 +1,4 @@
-"""Generation with an assistant, and generation that goes on from a cache with the inputs of before."""
+"""Generation with an assistant model, and generation continued from a cache with the previous inputs."""
 
 import copy
 
@@ -25,7 +25,7 @@ def named(family, spec):
 
 
 def fresh(model):
-    """A model that counts its drafts from the start; they change with what was accepted."""
+    """Return a model with its initial number of drafts, which adapts to the accepted tokens."""
     return copy.deepcopy(model)
 
 
@@ -33,7 +33,7 @@ def fresh(model):
 @cases("helper", ["itself", "stock", "lookup"])
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_an_assistant_changes_nothing(family, spec, helper):
+def test_an_assistant_does_not_change_the_output(family, spec, helper):
     model, sample = converted(family, named(family, spec)), batch(family, [3, "image", 4, "wide", 2])
     expected = model.generate(**sample.inputs, **SETTINGS)
     options = {
@@ -47,7 +47,7 @@ def test_an_assistant_changes_nothing(family, spec, helper):
 
 
 @cases("family", WITH_VIDEO)
-def test_an_assistant_changes_nothing_with_videos(family):
+def test_an_assistant_does_not_change_the_output_for_videos(family):
     """The host passes seconds between frames to the assistant, but no grids."""
     model, sample = converted(family, "vrope"), batch(family, [3, "video", 2])
     expected = model.generate(**sample.inputs, **SETTINGS)
@@ -79,30 +79,30 @@ def test_a_converted_assistant_of_a_stock_model(family):
 
 
 @partly(2)
-@cases("retained", ["grids", "types", "nothing"])
+@cases("repeated", ["grids", "types", "nothing"])
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_generation_goes_on_with_what_was_given_before(family, spec, retained):
-    """A loop that keeps its inputs, but for the pixels, and the cache of the turn before."""
+def test_generation_continues_with_inputs_of_the_previous_turn(family, spec, repeated):
+    """A loop that repeats its inputs, except for the pixels, and reuses the cache."""
     model = converted(family, named(family, spec))
     sample = batch(family, [2, "image", 3], [3, "image", 4, "wide", 2])
     expected = model.generate(**sample.inputs, **SETTINGS)
     first = model.generate(**sample.inputs, **SETTINGS | {"max_new_tokens": 3}, return_dict_in_generate=True)
     longer = sample.with_tokens(first.sequences[:, sample["input_ids"].shape[1] :])
     dropped = {"pixel_values", "image_sizes", "batch_num_images"}
-    dropped |= {"image_grid_thw"} if retained != "grids" else set()
-    dropped |= {"mm_token_type_ids"} if retained == "nothing" else set()
-    rest = {k: v for k, v in longer.items() if k not in dropped}
-    said = model.generate(**rest, **{CACHE: first[CACHE]}, **SETTINGS | {"max_new_tokens": 3})
-    assert torch.equal(said, expected)
+    dropped |= {"image_grid_thw"} if repeated != "grids" else set()
+    dropped |= {"mm_token_type_ids"} if repeated == "nothing" else set()
+    continued = {k: v for k, v in longer.items() if k not in dropped}
+    tokens = model.generate(**continued, **{CACHE: first[CACHE]}, **SETTINGS | {"max_new_tokens": 3})
+    assert torch.equal(tokens, expected)
     if spec == "own":
-        assert torch.equal(said, stock(family).generate(**sample.inputs, **SETTINGS))
+        assert torch.equal(tokens, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
 @partly(1)
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_ordinary_ids_may_be_given_with_images(family, spec):
+def test_one_dimensional_position_ids_with_images(family, spec):
     model, sample = (
         converted(family, named(family, spec)),
         batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
@@ -114,8 +114,8 @@ def test_ordinary_ids_may_be_given_with_images(family, spec):
 
 
 @cases("family", QWEN)
-def test_new_images_without_their_grids_are_missed(family):
-    """Placeholders among the new tokens are counted against the grids, cache or not."""
+def test_images_without_grids_raise(family):
+    """Placeholders among the new tokens are counted against the grids, with and without cache."""
     model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
     first = model.generate(**sample.inputs, max_new_tokens=2, return_dict_in_generate=True)
     longer = sample.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
@@ -126,8 +126,8 @@ def test_new_images_without_their_grids_are_missed(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_embeddings_are_gone_on_from(family):
-    """A prompt as embeddings, its images found by theirs: the same words as from tokens."""
+def test_generation_from_embeddings(family):
+    """A prompt of embeddings, with images detected by their embedding, generates the tokens of a prompt of tokens."""
     model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
     embeds = model.get_input_embeddings()(sample["input_ids"])
     expected = model.generate(**sample.inputs, **SETTINGS)[:, sample["input_ids"].shape[1] :]

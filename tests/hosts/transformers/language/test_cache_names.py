@@ -16,7 +16,7 @@ both = pytest.mark.skipif(CACHE == "past_key_values", reason="one name before tr
 
 
 def assert_equal_under_both(model, inputs):
-    """An empty cache under either name, and a step after it."""
+    """Assert equal outputs for an empty cache under either name, and for a step after it."""
     config = model.config.get_text_config(decoder=True)
     actual = {}
     for name in NAMES:

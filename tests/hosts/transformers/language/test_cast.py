@@ -1,4 +1,4 @@
-"""Frequencies stay in float32 when a converted model is cast to half precision: position 10,000 keeps its angles."""
+"""Frequencies stay in float32 when a converted model is cast to half precision: angles at position 10,000 are exact."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 
 import vispe
 from tests.cases import cases
-from tests.hosts.transformers.language.test_alone import converted, stock
+from tests.hosts.transformers.language.test_language_model import converted, stock
 from tests.hosts.transformers.more import LACKING
 from tests.hosts.transformers.reference import copy_of
 from vispe.hosts.transformers.language.families import language_model_of
@@ -47,7 +47,7 @@ def frequencies(model):
 
 
 def tables_of(model):
-    """Return what the attention of each layer rotates by at positions 9,999 and 10,000."""
+    """Return the rotation tables in the attention of each layer at positions 9,999 and 10,000."""
     actual, hooks = {}, []
     for number, layer in enumerate(language_model_of(model.model).layers):
         if hasattr(layer, "self_attn"):
@@ -115,10 +115,10 @@ def test_loaded_in_half_precision(tmp_path, caplog):
     expected = {name: buffer.clone() for name, buffer in frequencies(model).items()}
     model.save_pretrained(tmp_path / "stock")
     vispe.convert(model, "vrope").save_pretrained(tmp_path / "ours")
-    made = type(stock("llava"))
+    cls = type(stock("llava"))
     loaded = (
-        made.from_pretrained(tmp_path / "stock", dtype=torch.bfloat16),
-        vispe.from_pretrained(made, tmp_path / "ours", dtype=torch.bfloat16),
+        cls.from_pretrained(tmp_path / "stock", dtype=torch.bfloat16),
+        vispe.from_pretrained(cls, tmp_path / "ours", dtype=torch.bfloat16),
     )
     for one in loaded:
         vispe.convert(one, "mrope_i")
@@ -127,7 +127,7 @@ def test_loaded_in_half_precision(tmp_path, caplog):
     assert not [r for r in caplog.records if "frequencies" in r.getMessage()]
 
 
-def test_on_meta_and_cast_before_there_are_values():
+def test_cast_on_the_meta_device():
     with torch.device("meta"):
         model = type(stock("llava"))(copy.deepcopy(stock("llava").config))
     model = vispe.convert(model, "mrope_i").to(torch.bfloat16).to_empty(device="cpu")
@@ -138,8 +138,8 @@ def test_on_meta_and_cast_before_there_are_values():
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
-def test_a_model_that_was_cast_before_is_named(family, caplog):
-    """Its text keeps the angles of the stock model, and these are wrong far away."""
+def test_a_model_cast_before_conversion_is_reported(family, caplog):
+    """Its text keeps the angles of the stock model, which are wrong at large positions."""
     model = vispe.convert(copy_of(family, 1, torch.bfloat16), "mrope_i")
     assert "angles at position 10,000 are off by up to 39 radians" in caplog.text
     expected = frequencies(copy_of(family, 1, torch.bfloat16))

@@ -1,4 +1,4 @@
-"""Compiled prompts with images: coordinates are one operator, with no more pieces than the stock model has."""
+"""Compiled prompts with images: coordinates are one operator, with no more graph breaks than in the stock model."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[
 
 
 def requested(model, inputs):
-    """The tensors and keyword arguments of a prompt, as the operator takes them."""
+    """Return the tensors and keyword arguments of a prompt in the format of the operator."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     keys = prompt_token_index(ids.shape[1], len(ids), mask, ids.device)
     kwargs = {k: v for k, v in inputs.items() if k in traced_positions.TENSORS}
@@ -33,7 +33,7 @@ def requested(model, inputs):
 @cases("rows", ROWS, ids=["one", "several", "text"])
 @cases("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"])
 @cases("spec", ["mrope_i", "vrope", "v2pe"])
-def test_the_operator_gives_what_the_code_gives(family, spec, rows):
+def test_the_operator_equals_the_eager_code(family, spec, rows):
     if family in ("llava", "internvl"):
         rows = [[w for w in row if w != "wide"] for row in rows]
     model = converted(family, spec).model
@@ -47,7 +47,7 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
 
 
 @cases("layers", [False, True])
-def test_the_operator_is_one_that_compilers_know(layers):
+def test_the_operator_is_registered(layers):
     model = converted("qwen2_vl", "vrope").model
     if layers:
         model = vispe.convert(copy.deepcopy(model), alternating(["circlerope", "mrope"], 2))
@@ -67,7 +67,7 @@ def test_the_operator_is_one_that_compilers_know(layers):
 
 
 @pytest.mark.slow
-def test_copies_have_numbers_of_their_own():
+def test_copies_have_separate_indices():
     model = copy.deepcopy(converted("qwen2_vl", "mrope_i"))
     other = copy.deepcopy(model)
     assert len({m.model.vispe_number for m in (model, other, converted("qwen2_vl", "mrope_i"))}) == 3
@@ -103,10 +103,10 @@ def test_a_compiled_prompt():
 @pytest.mark.compiles
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl", "internvl"])
-def test_no_more_pieces_than_stock(family, cache):
-    """Breaks and compilations again of prompts with an image and without, another size after the first.
+def test_no_more_graph_breaks_than_stock(family, cache):
+    """Graph breaks and recompilations for prompts with an image and without, and for a second size.
 
-    With the default limit the stock qwen3_vl gives compiling up where ours goes on.
+    With the default limit, compilation of the stock qwen3_vl stops where the converted model continues.
     """
     prompts = [batch(family, *rows).inputs for rows in (ROWS[0], ROWS[0], [[5, "image", 9]], [[7]], [[12]])]
     counted = []
@@ -118,6 +118,6 @@ def test_no_more_pieces_than_stock(family, cache):
         with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
             for sample in prompts:
                 compiled(**sample, use_cache=cache)
-        again = sum(1 for metric in utils._compilation_metrics if metric.recompile_reason)
-        counted.append((sum(utils.counters["graph_break"].values()), again))
+        recompiles = sum(1 for metric in utils._compilation_metrics if metric.recompile_reason)
+        counted.append((sum(utils.counters["graph_break"].values()), recompiles))
     assert all(ours <= theirs for ours, theirs in zip(counted[1], counted[0], strict=True)), counted

@@ -13,7 +13,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]
 
 
 def batched(model):
-    """The outputs for each prompt."""
+    """Return the outputs for each prompt."""
     options = {"page_size": 16, "num_blocks": 8, "max_batch_tokens": 32}
     return model.generate_batch(
         inputs=PROMPTS,
@@ -26,7 +26,7 @@ def batched(model):
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", pytest.param("llava", marks=pytest.mark.slow)])
-def test_each_request_is_generated_as_alone(family):
+def test_requests_are_independent(family):
     model = converted(family, "tad_rope")  # two positions for each text token
     for prompt, output in zip(PROMPTS, batched(model), strict=True):
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False)

@@ -1,4 +1,4 @@
-"""Caches: beams, rows that move, prefixes that are continued, and the compiled step."""
+"""Caches: beams, reordered rows, continued prefixes, and the compiled step."""
 
 import copy
 import warnings
@@ -29,20 +29,20 @@ ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
 
 def prefilled(model, sample):
-    """The output for a prompt."""
+    """Return the output for a prompt."""
     with torch.no_grad():
         return model(**sample.inputs, use_cache=True)
 
 
 def step(model, cache, recorded, token) -> Tensor:
-    """Logits (b, v) after one more token."""
+    """Return logits (b, v) after one more token."""
     with torch.no_grad():
         out = model(input_ids=token, attention_mask=recorded, **{CACHE: cache})
     return out.logits[:, -1]
 
 
 def after(model, sample, tokens) -> Tensor:
-    """Logits (b, v) after more tokens (b, n), from nothing."""
+    """Return logits (b, v) after more tokens (b, n), recomputed without a cache."""
     with torch.no_grad():
         return model(**sample.with_tokens(tokens)).logits[:, -1]
 
@@ -52,7 +52,7 @@ def close(actual, expected):
 
 
 def beams(model, sample, count, steps):
-    """The best sequence of a beam search without a cache and without an end, (steps)."""
+    """Return the best sequence of a beam search without cache and end token, (steps)."""
     alive = [(0.0, [])]
     for _ in range(steps):
         actual = []
@@ -75,7 +75,7 @@ def test_beam_search(family, spec):
 
 @cases("family", FAMILIES)
 def test_beam_search_of_a_batch(family):
-    """Rows of different offsets change positions all the time: each is scored as it would be from nothing."""
+    """Rows of different offsets are reordered repeatedly: each has the scores of a full recomputation."""
     needs("5.19", "the stock model scores beams without their images")
     model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
     out = model.generate(
@@ -86,16 +86,16 @@ def test_beam_search_of_a_batch(family):
         output_scores=True,
         return_dict_in_generate=True,
     )
-    said = out.sequences[:, sample["input_ids"].shape[1] :]
+    generated = out.sequences[:, sample["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**sample.with_tokens(said)).logits[:, -5:-1]
-    close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
+        logits = model(**sample.with_tokens(generated)).logits[:, -5:-1]
+    close(out.sequences_scores, logits.log_softmax(-1).gather(2, generated[..., None]).sum((1, 2)))
 
 
 @partly(1)
 @cases("family", FAMILIES)
 @cases("change", ["reorder", "select", "repeat", "copy"])
-def test_rows_of_a_cache_may_move(family, change):
+def test_rows_of_a_cache_can_be_reordered(family, change):
     model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
     cache = prefilled(model, sample)[CACHE]
     rows = {"reorder": [2, 0, 0], "select": [2, 1], "repeat": [0, 0, 1, 1, 2, 2], "copy": [0, 1, 2]}[change]
@@ -119,34 +119,36 @@ def test_rows_of_a_cache_may_move(family, change):
 @partly(1)
 @cases("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
 @cases("family", FAMILIES)
-def test_a_conversation_goes_on_with_another_image(family, spec):
-    """A cache of one image and an answer is continued with a second image, as if all had come at once."""
+def test_a_conversation_continues_with_another_image(family, spec):
+    """A cache of one image and an answer is continued with a second image, equal to one joint prompt."""
     model = converted(family, spec)
-    whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
-    parts, at = load_images(family, whole), cut_of(whole)
+    complete = batch(family, [3, "image", 4, "wide", 5], counted=False)
+    parts, at = load_images(family, complete), cut_of(complete)
     with torch.no_grad():
-        expected = model(**whole.inputs).logits
+        expected = model(**complete.inputs).logits
         shared = {
-            k: whole[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids") if k in whole.inputs
+            k: complete[k]
+            for k in ("input_ids", "attention_mask", "mm_token_type_ids")
+            if k in complete.inputs
         }
         out = model(**{k: v[:, :at] for k, v in shared.items()}, **parts[0], use_cache=True)
         close(out.logits, expected[:, :at])
-        rest = {k: v if k == "attention_mask" else v[:, at:] for k, v in shared.items()}
-        again = model(**rest, **parts[1], **{CACHE: copy.deepcopy(out[CACHE])})
-        close(again.logits, expected[:, at:])
-        said = model.generate(
+        continued = {k: v if k == "attention_mask" else v[:, at:] for k, v in shared.items()}
+        second = model(**continued, **parts[1], **{CACHE: copy.deepcopy(out[CACHE])})
+        close(second.logits, expected[:, at:])
+        generated = model.generate(
             **shared,
             **parts[1],
             **{CACHE: copy.deepcopy(out[CACHE])},
             max_new_tokens=3,
             do_sample=False,
         )
-    assert torch.equal(said[:, whole["input_ids"].shape[1] :], recomputed(model, whole, 3)[0])
-    same(looped_from(model, whole, again[CACHE], again.logits[:, -1]), recomputed(model, whole, 3))
+    assert torch.equal(generated[:, complete["input_ids"].shape[1] :], recomputed(model, complete, 3)[0])
+    same(looped_from(model, complete, second[CACHE], second.logits[:, -1]), recomputed(model, complete, 3))
 
 
 def looped_from(model, sample, cache, logits):
-    """Greedy decoding from a cache that holds a prompt, and its last logits (b, v)."""
+    """Return greedy decoding from a cache that contains a prompt, and its last logits (b, v)."""
     tokens, all_logits = logits.argmax(-1, keepdim=True), [logits]
     for _ in range(2):
         recorded = sample.with_tokens(tokens)["attention_mask"]
@@ -155,22 +157,22 @@ def looped_from(model, sample, cache, logits):
     return tokens, torch.stack(all_logits, 1)
 
 
-def cut_of(whole):
-    """A position between the two images: two words after the first of them."""
-    words = (whole["input_ids"][0] < WORDS).long()
+def cut_of(sample):
+    """Return a position between the two images: two words after the first of them."""
+    words = (sample["input_ids"][0] < WORDS).long()
     images = (words[1:] < words[:-1]).nonzero()[:, 0]
     start = int(images[0]) + 1
     return start + int(words[start:].argmax()) + 2
 
 
-def load_images(family, whole):
-    """The inputs of the first image, and those of the second."""
+def load_images(family, sample):
+    """Return the inputs of the first image, and those of the second."""
     parts: tuple[dict, dict] = {}, {}
     for name in ("pixel_values", "image_grid_thw", "image_sizes"):
-        if name in whole.inputs:
+        if name in sample.inputs:
             patches = family in QWEN and name == "pixel_values"
-            first = int(whole["image_grid_thw"][0].prod()) if patches else 1
-            parts[0][name], parts[1][name] = whole[name][:first], whole[name][first:]
+            first = int(sample["image_grid_thw"][0].prod()) if patches else 1
+            parts[0][name], parts[1][name] = sample[name][:first], sample[name][first:]
     return parts
 
 
@@ -179,8 +181,8 @@ def load_images(family, whole):
 @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", ["mrope_i", "bilevel"])
-def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, counted, spec):
-    """Padding between the turns counts for nothing, whether ids or the mask say so."""
+def test_padding_between_turns(family, image, counted, spec):
+    """Padding between turns is not counted, whether position ids or the mask define it."""
     model = converted(family, spec)
     first = batch(family, [3, "image", 4], [6], counted=False)
     turn = batch(family, [2], [1, "wide", 3] if image else [5], seed=8, counted=False)
@@ -189,31 +191,31 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, count
     recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
     ids = (recorded.cumsum(1) - 1).clamp(min=0)
     word = torch.tensor([[5], [6]])
-    whole = {
+    complete = {
         "attention_mask": torch.cat([recorded, torch.ones_like(word)], 1),
         "position_ids": torch.cat([ids, ids[:, -1:] + 1], 1),
     }
-    whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
+    complete["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
     if family in QWEN:
-        whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
+        complete["mm_token_type_ids"] = (complete["input_ids"] == IMAGE).long()
     images = ("pixel_values", "image_grid_thw", "image_sizes")
     sample = {n: turn[n] for n in images if n in turn.inputs}
     for name in images:
         if name in first.inputs:
-            whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
+            complete[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():
-        expected = model(**whole).logits
+        expected = model(**complete).logits
         sample |= {"input_ids": turn["input_ids"], "attention_mask": recorded}
         sample |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
         sample |= {"position_ids": ids[:, -length:]} if counted else {}
         actual = model(**sample, **{CACHE: out[CACHE]}).logits
     valid = turn["attention_mask"].bool()
     close(actual[valid], expected[:, -length - 1 : -1][valid])
-    close(step(model, out[CACHE], whole["attention_mask"], word), expected[:, -1])
+    close(step(model, out[CACHE], complete["attention_mask"], word), expected[:, -1])
 
 
 @cases("family", FAMILIES)
-def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
+def test_the_cache_has_its_current_and_its_former_name(family):
     model, sample = converted(family, "mrope_i"), batch(family, ROWS[1])
     word, recorded = torch.tensor([[5]]), torch.ones(1, sample["input_ids"].shape[1] + 1, dtype=torch.long)
     expected = after(model, sample, word)
@@ -228,7 +230,7 @@ def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
 
 
 def joined(*parts):
-    """Pixels or grids of several calls as one; images of fewer tiles are filled up."""
+    """Return pixels or grids of several calls as one tensor; images of fewer tiles are padded."""
     if parts[0].ndim < 5:
         return torch.cat(parts)
     most = max(p.shape[1] for p in parts)
@@ -255,7 +257,7 @@ def test_a_cache_is_cropped_inside_the_text(family):
 
 @cases("family", FAMILIES)
 def test_a_cache_is_cropped_before_an_image(family):
-    """It is refused: text would be placed after the image that is gone. The cache of before is right."""
+    """Raises: text would be positioned after the removed image. The original cache is correct."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
     at = cut_of(sample)
     cache = prefilled(model, sample)[CACHE]
@@ -283,7 +285,7 @@ def test_a_cache_is_cropped_before_an_image(family):
 @cases("size", [1, 4])
 @cases("ends", [[9], [3, 9], [2, 5, 9], [4, 9]])
 def test_a_cache_is_cropped_after_the_last_token_of_an_image(spec, size, ends):
-    """The last token of an image, or its only one, may have the coordinates of text after it."""
+    """The last or only token of an image may have the coordinates of text after it."""
     model, tokens = converted("qwen2_vl", spec), torch.tensor([[5, 6, 7, *[IMAGE] * size, 8, 9, 4, 1, 2]])
     pixels = {"pixel_values": torch.randn(4 * size, 96, generator=torch.Generator().manual_seed(0))}
     pixels["image_grid_thw"] = torch.tensor([[1, 2 * size**0.5, 2 * size**0.5]]).long()
@@ -305,12 +307,12 @@ def test_a_cache_is_cropped_after_the_last_token_of_an_image(spec, size, ends):
         part.crop(length - first)
         images = pixels if length > 3 else {}
         with torch.no_grad():
-            whole = model(input_ids=torch.cat([tokens[:, :length], turn], 1), **images).logits[:, -2:]
-            close(model(input_ids=turn, **{CACHE: part}).logits, whole)
+            complete = model(input_ids=torch.cat([tokens[:, :length], turn], 1), **images).logits[:, -2:]
+            close(model(input_ids=turn, **{CACHE: part}).logits, complete)
 
 
 class OfLength:
-    """A cache whose positive argument of crop is its new length, as in transformers 5.17."""
+    """Cache whose positive argument of crop is its new length, as in transformers 5.17."""
 
     length = 9
 
@@ -322,7 +324,7 @@ class OfLength:
         self.length = min(tokens_to_remove, self.length) if more else self.length + tokens_to_remove
 
 
-def test_a_crop_to_a_length_is_checked_too():
+def test_a_crop_to_a_length_is_checked():
     cache = OfLength()
     set_state(cache, replace(text_state(1, torch.device("cpu")), settled=4))
     with pytest.raises(InputError, match=r"which ends at token 4, got a crop to 3 tokens"):
@@ -333,7 +335,7 @@ def test_a_crop_to_a_length_is_checked_too():
 
 
 def first_types(types):
-    """Types of all tokens but the last."""
+    """Return types of all tokens but the last."""
     return {k: v[:, :-1] for k, v in types.items()}
 
 
@@ -342,7 +344,7 @@ def first_types(types):
 @cases("side", ["left", "right"])
 @cases("family", FAMILIES)
 def test_padding_that_is_cropped_is_not_counted(family, side, spec):
-    """Tokens after the crop continue each row, as in one call without the tokens that are removed."""
+    """Tokens after the crop continue each row, equal to one call without the removed tokens."""
     model = converted(family, spec)
     first, turn = batch(family, [3, "image", 4], [6]), batch(family, [5], [2], padding=side, seed=8)
     recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
@@ -355,8 +357,8 @@ def test_padding_that_is_cropped_is_not_counted(family, side, spec):
             part.crop(-removed)
             part.reorder_cache(torch.tensor([1, 0]))
             mask = torch.cat([recorded[:, :-removed], torch.ones_like(word)], 1)
-            whole = first.with_tokens(torch.cat([turn["input_ids"][:, : 5 - removed], word], 1))
-            close(step(model, part, mask, word), model(**whole | {"attention_mask": mask}).logits[:, -1])
+            complete = first.with_tokens(torch.cat([turn["input_ids"][:, : 5 - removed], word], 1))
+            close(step(model, part, mask, word), model(**complete | {"attention_mask": mask}).logits[:, -1])
 
 
 @partly(1)
@@ -369,8 +371,8 @@ def test_padding_after_an_image_is_cropped(family, spec):
     for removed in (1, 4, 6):
         cache = copy.deepcopy(out[CACHE])
         cache.crop(-removed)
-        whole = sample.inputs | {n: sample[n][:, :-removed] for n in ("input_ids", "attention_mask")}
-        longer = Batch(family, whole, sample.stream).with_tokens(words)
+        complete = sample.inputs | {n: sample[n][:, :-removed] for n in ("input_ids", "attention_mask")}
+        longer = Batch(family, complete, sample.stream).with_tokens(words)
         longer.pop("mm_token_type_ids", None)
         with torch.no_grad():
             actual = model(input_ids=words, attention_mask=longer["attention_mask"], **{CACHE: cache}).logits
@@ -421,8 +423,8 @@ def test_a_cache_of_another_conversion_is_refused(options, others, words):
 
 
 @cases("family", FAMILIES)
-def test_a_cache_is_used_again(family):
-    """A static cache that is reset forgets the rows of before."""
+def test_a_cache_is_reused(family):
+    """A static cache that is reset discards its rows."""
     from transformers import StaticCache
 
     model = converted(family, "mrope_i")
@@ -487,19 +489,19 @@ def test_padding_of_a_turn_in_a_static_cache(family, image, chunk):
     turn = batch(family, [7], [2, "image", 1] if image else [2], seed=8, counted=False)
     cache = StaticCache(model.config.get_text_config(), max_cache_len=128)
     model(**first.inputs, **{CACHE: cache})
-    whole = {n: torch.cat([first[n], turn[n]], 1) for n in ("input_ids", "attention_mask")}
-    types = {"mm_token_type_ids": (whole["input_ids"] == IMAGE).long()} if family in QWEN else {}
+    complete = {n: torch.cat([first[n], turn[n]], 1) for n in ("input_ids", "attention_mask")}
+    types = {"mm_token_type_ids": (complete["input_ids"] == IMAGE).long()} if family in QWEN else {}
     images = ("pixel_values", "image_grid_thw", "image_sizes")
     new = {n: turn[n] for n in images if n in turn.inputs}
     options = {"max_new_tokens": 1, "prefill_chunk_size": chunk}
-    said = model.generate(**whole, **new, **types, **{CACHE: cache}, **options)[:, -1:]
-    whole["attention_mask"] = torch.cat([whole["attention_mask"], torch.ones_like(said)], 1)
-    actual = step(model, cache, whole["attention_mask"], said)
-    whole["input_ids"] = torch.cat([whole["input_ids"], said], 1)
+    generated = model.generate(**complete, **new, **types, **{CACHE: cache}, **options)[:, -1:]
+    complete["attention_mask"] = torch.cat([complete["attention_mask"], torch.ones_like(generated)], 1)
+    actual = step(model, cache, complete["attention_mask"], generated)
+    complete["input_ids"] = torch.cat([complete["input_ids"], generated], 1)
     for n in images:
         if n in first.inputs:
-            whole[n] = joined(*(t[n] for t in (first, turn) if n in t.inputs))
-    close(actual, model(**whole).logits[:, -1])
+            complete[n] = joined(*(t[n] for t in (first, turn) if n in t.inputs))
+    close(actual, model(**complete).logits[:, -1])
 
 
 @pytest.mark.slow

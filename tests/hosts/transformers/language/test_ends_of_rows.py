@@ -1,4 +1,4 @@
-"""Images of any size whose rows end in tokens that no configuration names (Pixtral)."""
+"""Images of any size with end-of-row tokens that no configuration names (Pixtral)."""
 
 import copy
 
@@ -16,8 +16,8 @@ from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.multimodal import Image, Stream, Text, create_scheme
 
 
-def test_tokens_that_end_rows_stand_behind_their_rows():
-    """Patches keep rows and columns; what ends a row is in the column after its last."""
+def test_end_of_row_tokens_are_in_the_column_after_their_row():
+    """Patches keep rows and columns; an end-of-row token is in the column after the last patch of its row."""
     sample, model = prompt("mistral3"), converted("mistral3", "mrope_i")
     call = LanguageCall(model.model, sample.inputs["input_ids"], None, None, None, None, dict(sample.inputs))
     keys = torch.arange(sample.inputs["input_ids"].shape[1])[None]
@@ -30,8 +30,8 @@ def test_tokens_that_end_rows_stand_behind_their_rows():
     assert ids[:, first + 8].tolist() == [first + 4] * 3
 
 
-def test_rows_without_such_tokens_are_taken_too():
-    """transformers' own tests write none."""
+def test_rows_without_end_tokens():
+    """transformers' own tests have none."""
     inputs = dict(prompt("mistral3").inputs)
     tokens = inputs["input_ids"][0].tolist()
     remaining = [n for n, t in enumerate(tokens) if t != BREAK]
@@ -43,7 +43,7 @@ def test_rows_without_such_tokens_are_taken_too():
     torch.testing.assert_close(logits(model, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_image_of_one_row_ends_in_a_word():
+def test_an_image_of_one_row_is_followed_by_text():
     line = {"input_ids": torch.tensor([[5, IMAGE, IMAGE, IMAGE, BREAK, 6]])}
     line |= {"pixel_values": torch.randn(1, 3, 8, 24), "image_sizes": torch.tensor([[8, 24]])}
     model = converted("mistral3", "vrope")
@@ -52,7 +52,7 @@ def test_an_image_of_one_row_ends_in_a_word():
     torch.testing.assert_close(logits(model, line), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_which_one_has_no_end_are_refused():
+def test_a_row_without_end_token_raises():
     inputs = dict(prompt("mistral3").inputs)
     at = int((inputs["input_ids"][0] == BREAK).nonzero()[0, 0])
     remaining = [n for n in range(inputs["input_ids"].shape[1]) if n != at]
@@ -63,7 +63,7 @@ def test_rows_of_which_one_has_no_end_are_refused():
         converted("mistral3", "vrope")(**prompt("mistral3").inputs | {"image_sizes": None})
 
 
-def test_pixtral_inside_llava_ends_its_rows_too():
+def test_end_of_row_tokens_of_pixtral_in_llava():
     torch.manual_seed(0)
     config = transformers.LlavaConfig(
         text_config=text_part("mistral3"),
@@ -85,7 +85,7 @@ def test_pixtral_inside_llava_ends_its_rows_too():
     assert not torch.allclose(expected, before, atol=1e-4)
 
 
-def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
+def test_rows_and_columns_equal_those_of_the_pixels():
     for family in SIZED:
         sample, model, recorded = prompt(family).inputs, stock(family), []
         hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
@@ -120,14 +120,14 @@ def run_on(position):
 
 
 @cases("position", [0, 11, -1])
-def test_the_run_that_is_odd_is_named(position):
-    """A model may say the token of an image, before, between or behind its images."""
+def test_the_error_names_the_run_of_unexpected_length(position):
+    """A model may generate the image token before, between or after its images."""
     inputs, token, count = run_on(position)
     with pytest.raises(InputError, match=f"Sample 0, token {token} .*: {count} adjacent image placeholders"):
         converted("mistral3", "vrope")(**inputs)
 
 
-def test_an_end_that_is_missing_is_named():
+def test_the_error_names_a_missing_end_token():
     inputs = dict(prompt("mistral3").inputs)
     at = int((inputs["input_ids"][0] == BREAK).nonzero()[0, 0])
     inputs["input_ids"] = inputs["input_ids"].clone()

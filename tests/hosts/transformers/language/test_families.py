@@ -1,4 +1,4 @@
-"""Every family with every scheme: logits against the stock model with angles written down by hand."""
+"""Every family with every scheme: logits against the stock model with explicit angles."""
 
 import pytest
 import torch
@@ -28,32 +28,32 @@ PROMPTS = {
 
 
 def everything(family, padding="left"):
-    """A batch with all that a family knows."""
+    """Return a batch with all kinds of inputs of a family."""
     rows = [[7], [3, "image", 4, "wide", 2], [1, "wide", 5], ["image"]]
     return batch(family, *rows, *([[2, "video", 3]] if family in WITH_VIDEO else []), padding=padding)
 
 
 def close(actual, expected, mask):
-    """Logits of tokens that are not padding agree to rounding."""
+    """Assert that logits of tokens without padding agree to rounding."""
     torch.testing.assert_close(actual[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_stock_models_take_all_prompts(family):
+def test_stock_models_support_all_prompts(family):
     prompts = PROMPTS | ({"video": [[3, "video", 4], [6]]} if family in WITH_VIDEO else {})
     for rows in prompts.values():
         sample = batch(family, *rows)
         with torch.no_grad():
             assert stock(family)(**sample.inputs).logits.isfinite().all()
-    said = stock(family).generate(**sample.inputs, max_new_tokens=2, do_sample=False)
-    assert said.shape == (len(rows), sample.stream.shape[1] + 2)
+    tokens = stock(family).generate(**sample.inputs, max_new_tokens=2, do_sample=False)
+    assert tokens.shape == (len(rows), sample.stream.shape[1] + 2)
 
 
 @partly(2)
 @cases("scheme", list_schemes())
 @cases("family", FAMILIES)
-def test_logits_are_those_of_the_coordinates(family, scheme):
+def test_logits_equal_those_of_explicit_angles(family, scheme):
     sample = everything(family)
     with torch.no_grad():
         actual = converted(family, scheme)(**sample.inputs).logits
@@ -71,7 +71,7 @@ def test_two_key_heads_and_padding_on_the_right(family, spec):
 
 
 @cases("family", FAMILIES)
-def test_positions_matter(family):
+def test_logits_depend_on_positions(family):
     sample = batch(family, [3, "image", 4, "wide", 2])
     with torch.no_grad():
         one, other = (converted(family, s)(**sample.inputs).logits[0, -1] for s in ("rope1d", "mrope_i"))
@@ -79,13 +79,13 @@ def test_positions_matter(family):
 
 
 @cases("family", FAMILIES)
-def test_the_scheme_of_the_model_itself_changes_nothing(family):
-    own = f"{HOST_SCHEME[family]}(after=side)" if family in QWEN else "rope1d"
+def test_the_scheme_of_the_stock_model_is_exact(family):
+    scheme = f"{HOST_SCHEME[family]}(after=side)" if family in QWEN else "rope1d"
     if family == "qwen2_5_vl":
         needs("5.18", "the stock model rounds the seconds between frames down")
-        own = "mrope(after=side,tokens_per_second=4)"
+        scheme = "mrope(after=side,tokens_per_second=4)"
     sample = everything(family)
-    model = converted(family, own)
+    model = converted(family, scheme)
     keys = (sample["attention_mask"].cumsum(1) - 1).clamp(min=0)
     ids = {} if family in QWEN else {"position_ids": keys}  # without them the other families count padding
     actual, expected = model(**sample.inputs).logits, stock(family)(**sample.inputs, **ids).logits
@@ -118,8 +118,8 @@ def test_coordinates_can_be_given(family, scheme):
 
 
 @cases("family", FAMILIES)
-def test_images_may_touch(family):
-    """Without a token between them; the stock Qwen models take them for one image and fail."""
+def test_adjacent_images(family):
+    """Without a token between them; the stock Qwen models merge them into one image and fail."""
     sample = batch(family, [2, "bare", "barewide", 3] if family in QWEN else [2, "image", "wide", 3])
     model = converted(family, "mrope_i")
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_tiles_and_thumbnails_can_be_named():
 
 @cases("family", FAMILIES)
 def test_embeddings_instead_of_tokens(family):
-    """Images are where the types say, or where the embedding is that of their token."""
+    """Images are located by the token types, or by the embedding of their token."""
     sample = everything(family)
     model = converted(family, "mrope_i")
     types = (sample["input_ids"] == IMAGE).long() + 2 * (sample["input_ids"] == VIDEO).long()
@@ -160,7 +160,7 @@ def test_embeddings_instead_of_tokens(family):
 
 
 def test_a_token_of_videos_without_a_video_is_text():
-    """As in the model of before, whose vocabulary has it like any other."""
+    """As in the stock model, whose vocabulary contains it like any other token."""
     sample = batch("llava_onevision", [3, "image", 4])
     model = converted("llava_onevision", "mrope_i")
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_token_of_videos_without_a_video_is_text():
 
 
 @cases("family", FAMILIES)
-def test_placeholders_that_do_not_fit_are_named(family):
+def test_the_error_names_unexpected_placeholders(family):
     sample = batch(family, [6], [3, "image", 4])
     at = (sample["input_ids"][1] == IMAGE).nonzero()[2, 0]
     sample["input_ids"][1, at] = 7
@@ -187,7 +187,7 @@ def test_describe_names_the_scheme(family):
 
 
 @cases("spec", ["mrope(sections=[8,4,5])", "mrope(stride=0)"])
-def test_a_wrong_spec_leaves_the_model_alone(spec):
+def test_an_invalid_spec_leaves_the_model_unchanged(spec):
     model = copy_of("llava")
     classes = [type(m) for m in model.modules()]
     with pytest.raises(OptionError):

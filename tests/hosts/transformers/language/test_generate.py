@@ -1,4 +1,4 @@
-"""Decoding: generate, a loop by hand and recomputation from nothing say the same, token by token."""
+"""Decoding: generate, an explicit loop and recomputation without cache agree token by token."""
 
 import copy
 import sys
@@ -37,7 +37,7 @@ PROMPTS = {
 
 
 def prompt(family, kind, padding="left"):
-    """A batch; families without markers have none to omit."""
+    """Return a batch; families without markers have none to omit."""
     rows = [[("image" if i == "bare" and family not in QWEN else i) for i in row] for row in PROMPTS[kind]]
     return batch(family, *rows, padding=padding)
 
@@ -50,7 +50,7 @@ CASES = [(f, k) for f in FAMILIES for k in PROMPTS if k != "video" or f in WITH_
     ("family", "kind", "spec"),
     [(*c, "mrope_i") for c in CASES] + [(*c, "v2pe") for c in CASES if c[1] in ("mixed", "video")],
 )
-def test_all_ways_to_decode_agree(family, kind, spec):
+def test_all_decoding_methods_agree(family, kind, spec):
     model, sample = converted(family, spec), prompt(family, kind)
     expected = recomputed(model, sample, STEPS)
     same(generated(model, sample, STEPS), expected)
@@ -83,20 +83,20 @@ def test_rows_padded_on_the_right(family, spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_alongside_images_decodes_as_the_stock_does_alone(family):
+def test_text_in_a_batch_with_images_equals_the_stock_model(family):
     sample = prompt(family, "mixed")
-    alone = batch(family, [7])
-    alone.inputs["input_ids"] = sample["input_ids"][:1, -7:]
+    text = batch(family, [7])
+    text.inputs["input_ids"] = sample["input_ids"][:1, -7:]
     for spec in ("mrope_i", "v2pe"):
         actual = generated(converted(family, spec), sample, STEPS)
-        same((actual[0][:1], actual[1][:1]), generated(stock(family), alone, STEPS))
+        same((actual[0][:1], actual[1][:1]), generated(stock(family), text, STEPS))
 
 
 @partly(2)
 @cases("family", FAMILIES)
 @cases("spec", ["mrope_i", "v2pe", "bilevel", "tad_rope", "mrope(text_axes=time)"])
-def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
-    """A prompt with coordinates by hand, then no ids at all: decoding goes on after the last of them."""
+def test_decoding_continues_from_coordinates_of_the_prompt(family, spec):
+    """The prompt has explicit coordinates, later calls have no ids."""
     model = converted(family, spec)
     sample = batch(family, [3, "image", 4], [2, "image", 1, "wide", 3])
     coordinates = scheme_of(family, spec).coordinates(sample.stream)
@@ -110,7 +110,7 @@ def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
 
 @cases("family", FAMILIES)
 def test_a_mask_of_four_dimensions(family):
-    """With a mask that does not determine the count, the cache knows how many tokens of each row are padding."""
+    """If the mask does not determine the count, the cache stores how many tokens of each row are padding."""
     model, sample = converted(family, "mrope_i"), prompt(family, "mixed")
     expected = recomputed(model, sample, 3)
     with torch.no_grad():
@@ -138,18 +138,18 @@ def test_several_tokens_at_once(family):
 
 
 @cases("family", ["qwen2_vl", "qwen2_5_vl"])
-def test_text_after_a_long_video_stands_where_the_scheme_says(family):
+def test_the_position_of_text_after_a_long_video(family):
     sample = batch(family, [2, "video", 3])  # five frames of 2 x 3 tokens
-    said = []
+    tokens = []
     for spec in ("mrope(after=side)", "mrope(after=max)"):
-        said.append(generated(converted(family, spec), sample, STEPS))
-        same(said[-1], recomputed(converted(family, spec), sample, STEPS))
-    assert (said[0][1][:, 0] - said[1][1][:, 0]).abs().max() > 1e-3
+        tokens.append(generated(converted(family, spec), sample, STEPS))
+        same(tokens[-1], recomputed(converted(family, spec), sample, STEPS))
+    assert (tokens[0][1][:, 0] - tokens[1][1][:, 0]).abs().max() > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_models_do_not_touch_each_other(family):
+def test_two_models_are_independent(family):
     sample, other = prompt(family, "mixed"), prompt(family, "several")
     expected = {s: recomputed(converted(family, s), sample, 3) for s in ("mrope_i", "v2pe")}
     caches = {s: converted(family, s)(**sample.inputs, use_cache=True)[CACHE] for s in expected}
@@ -165,7 +165,7 @@ def test_two_models_do_not_touch_each_other(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_threads_may_share_a_model(family):
+def test_threads_share_a_model(family):
     model = converted(family, "mrope_i")
     prompts = [prompt(family, kind) for kind in ("mixed", "several", "text")]
     expected = [generated(model, p, STEPS)[0] for p in prompts]
@@ -180,13 +180,13 @@ def test_threads_may_share_a_model(family):
         thread.start()
     for thread in threads:
         thread.join()
-    for i, said in actual.items():
-        assert len(said) == 2
-        assert all(torch.equal(s, expected[i]) for s in said)
+    for i, tokens in actual.items():
+        assert len(tokens) == 2
+        assert all(torch.equal(s, expected[i]) for s in tokens)
 
 
 @cases("family", FAMILIES)
-def test_calls_leave_nothing_on_the_modules(family):
+def test_calls_add_no_attributes_to_modules(family):
     def remaining(model):
         return {
             (name, key): value if isinstance(value, (int, float, str, bool, type(None))) else id(value)
@@ -203,35 +203,35 @@ def test_calls_leave_nothing_on_the_modules(family):
 
 
 @cases(("family", "chunk"), [("qwen2_vl", None), ("llava", None), ("qwen2_vl", 4)])
-def test_every_turn_of_a_conversation_may_have_an_image(family, chunk):
-    """The cache of `generate` continues in further turns, and in calls of the model, as from nothing."""
+def test_images_in_every_turn_of_a_conversation(family, chunk):
+    """The cache of `generate` is continued in further turns, equal to a full recomputation."""
     if chunk:
         needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
     model = converted(family, "mrope_i")
     turns = [3, "image", 2], [2, "wide", 3], [4], [1, "image", 2]
     cache = DynamicCache(config=model.config.get_text_config())
     for n in range(len(turns)):
-        whole = batch(family, [item for turn in turns[: n + 1] for item in turn])
+        complete = batch(family, [item for turn in turns[: n + 1] for item in turn])
         new = batch(family, turns[n])
-        inputs = {k: new.inputs.get(k, v) if k == "image_grid_thw" else v for k, v in whole.inputs.items()}
+        inputs = {k: new.inputs.get(k, v) if k == "image_grid_thw" else v for k, v in complete.inputs.items()}
         inputs.pop("pixel_values", None)
         if "pixel_values" in new.inputs:
-            inputs["pixel_values"] = whole["pixel_values"][-len(new["pixel_values"]) :]
+            inputs["pixel_values"] = complete["pixel_values"][-len(new["pixel_values"]) :]
         if "image" not in turns[n] and "wide" not in turns[n]:
             inputs.pop("image_grid_thw", None)
         options = {"prefill_chunk_size": chunk} if chunk else {}
-        said = model.generate(**inputs, **{CACHE: cache}, max_new_tokens=1, do_sample=False, **options)
-        expected = recomputed(model, whole, 2)
-        length = whole["input_ids"].shape[1]
-        assert torch.equal(said[:, length:], expected[0][:, :1])
+        tokens = model.generate(**inputs, **{CACHE: cache}, max_new_tokens=1, do_sample=False, **options)
+        expected = recomputed(model, complete, 2)
+        length = complete["input_ids"].shape[1]
+        assert torch.equal(tokens[:, length:], expected[0][:, :1])
         with torch.no_grad():
-            step = model(input_ids=said[:, -1:], **{CACHE: copy.deepcopy(cache)})
+            step = model(input_ids=tokens[:, -1:], **{CACHE: copy.deepcopy(cache)})
         torch.testing.assert_close(step.logits[:, -1], expected[1][:, 1], rtol=1e-5, atol=1e-5)
 
 
 @cases("version", ["5.17.0", "5.22.2"])
 @cases("family", ["qwen2_vl", "llava"])
-def test_chunks_of_a_prompt_with_images_are_refused_where_the_host_drops_images(monkeypatch, family, version):
+def test_chunks_with_images_are_rejected_if_the_host_drops_images(monkeypatch, family, version):
     model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     settings = {"max_new_tokens": 1, "do_sample": False, "prefill_chunk_size": 4}

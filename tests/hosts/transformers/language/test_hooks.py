@@ -1,4 +1,4 @@
-"""Models whose modules carry hooks of accelerate, as several devices need them."""
+"""Models whose modules have hooks of accelerate, as for several devices."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ SPEC = "videorope"
 
 
 def dispatched(model, family):
-    """A model with the hooks that a device_map over several devices makes, layer by layer; all on the CPU."""
+    """Return a model with the hooks of a device_map over several devices, layer by layer, all on the CPU."""
     text = "model.language_model"
     parts = [f"{text}.{n}" for n in ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")]
     parts += ["lm_head", "model.visual" if family in QWEN else "model.vision_tower"]
@@ -60,7 +60,7 @@ def test_converting_after_dispatch_is_refused_before_the_first_change(family):
 
 @cases("inside", ["model", "model.language_model", "model.language_model.layers.1"])
 @cases("family", ["qwen2_vl", "llava"])
-def test_every_part_that_is_exchanged_is_looked_at(family, inside):
+def test_every_replaced_module_is_checked(family, inside):
     model = copy_of(family)
     accelerate.hooks.add_hook_to_module(model.get_submodule(inside), accelerate.hooks.ModelHook())
     with pytest.raises(UnsupportedHost, match=f"^{inside}: forward is patched on the instance"):
@@ -74,8 +74,8 @@ def test_every_part_that_is_exchanged_is_looked_at(family, inside):
 
 
 @cases("family", ["qwen2_vl", "llava"])
-def test_hooks_that_hide_nothing_stay(family, tmp_path):
-    """Weights stored on the disk are fetched by hooks of the modules that hold them."""
+def test_hooks_on_unaffected_modules_remain(family, tmp_path):
+    """Weights stored on disk are loaded by hooks of their modules."""
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = accelerate.disk_offload(copy_of(family), tmp_path, execution_device="cpu")
     actual = logits(vispe.convert(model, SPEC), sample)
@@ -83,7 +83,7 @@ def test_hooks_that_hide_nothing_stay(family, tmp_path):
 
 
 def test_tables_follow_a_layer_to_its_device():
-    """Hooks of several devices move what they find in tuples."""
+    """Hooks of several devices move tensors inside tuples."""
     tables = torch.ones(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
     moved = accelerate.utils.send_to_device(LateRotation(tables, tables), "meta")
     assert isinstance(moved, LateRotation)

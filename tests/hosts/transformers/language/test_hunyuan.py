@@ -1,4 +1,4 @@
-"""HunyuanVL with its own scheme and others: batches with padding, decoding, layouts, and what is refused."""
+"""HunyuanVL with its own scheme and others: batches with padding, decoding, layouts, and rejected inputs."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ SIZES = {"small": (4, 4), "wide": (4, 10), "tall": (8, 4)}
 
 @functools.cache
 def stock(sections=FOUR, alpha=None):
-    """Return a random model that no test changes."""
+    """Return a random model, shared by all tests and never modified."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": list(sections or ()) or None}
     if alpha is not None:
@@ -56,7 +56,7 @@ def converted(spec=OWN, sections=FOUR, alpha=None, **options):
 
 
 def batch(*rows, padding="left", seed=0):
-    """Return inputs: each row has numbers of words and names of images."""
+    """Return inputs; each row has numbers of words and names of images."""
     generator = torch.Generator().manual_seed(seed)
     tokens, grids = [], []
     for row in rows:
@@ -99,7 +99,7 @@ def logits(model, inputs):
 
 @cases("padding", ["left", "right"])
 @cases("rows", BATCHES)
-def test_own_scheme_gives_the_logits_of_stock(rows, padding):
+def test_logits_of_its_own_scheme_equal_stock(rows, padding):
     inputs = batch(*BATCHES[rows], padding=padding)
     mask = inputs["attention_mask"].bool()
     expected = logits(copy.deepcopy(stock()), inputs)
@@ -108,7 +108,7 @@ def test_own_scheme_gives_the_logits_of_stock(rows, padding):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", BATCHES)
-def test_own_scheme_generates_the_tokens_and_logits_of_stock(rows):
+def test_generation_with_its_own_scheme_equals_stock(rows):
     inputs = batch(*BATCHES[rows])
     settings = {
         "max_new_tokens": 5,
@@ -135,8 +135,10 @@ def test_sections_and_stretched_frequencies(sections, alpha):
     model = converted(OWN, sections, alpha)
     assert model.model.vispe_scheme.sections == sections
     assert torch.equal(logits(model, inputs)[mask], expected[mask])
-    said = (m.generate(**inputs, max_new_tokens=4, do_sample=False) for m in (model, stock(sections, alpha)))
-    assert torch.equal(*said)
+    tokens = (
+        m.generate(**inputs, max_new_tokens=4, do_sample=False) for m in (model, stock(sections, alpha))
+    )
+    assert torch.equal(*tokens)
 
 
 @partly(1)
@@ -152,14 +154,14 @@ def test_saved_and_loaded(spec, tmp_path):
 
 
 @cases("spec", [OWN, "xdrope", "xdrope(image_index=batch)", "mrope_i"])
-def test_decoding_with_a_cache_is_the_full_pass(spec):
+def test_decoding_with_a_cache_equals_the_full_pass(spec):
     inputs, model = batch(*BATCHES["mixed"]), converted(spec)
-    said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    more = said.shape[1] - inputs["input_ids"].shape[1] - 1
-    longer = inputs | {"input_ids": said[:, :-1]}
+    tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    more = tokens.shape[1] - inputs["input_ids"].shape[1] - 1
+    longer = inputs | {"input_ids": tokens[:, :-1]}
     for name, fill in (("attention_mask", 1), ("mm_token_type_ids", 0)):
-        longer[name] = torch.cat([inputs[name], torch.full((len(said), more), fill)], 1)
-    assert torch.equal(logits(model, longer)[:, -more - 1 :].argmax(-1), said[:, -more - 1 :])
+        longer[name] = torch.cat([inputs[name], torch.full((len(tokens), more), fill)], 1)
+    assert torch.equal(logits(model, longer)[:, -more - 1 :].argmax(-1), tokens[:, -more - 1 :])
 
 
 def test_layouts_differ_in_images_only():
@@ -170,7 +172,7 @@ def test_layouts_differ_in_images_only():
     assert not torch.allclose(*before, atol=1e-3)
 
 
-def test_paired_sections_are_the_rotation_of_the_coordinates():
+def test_paired_sections_equal_the_rotation_of_the_coordinates():
     inputs, model, recorded = batch([2, "wide", 3], [1, "small"]), converted("xdrope"), []
     layer = model.model.language_model.layers[-1]
     layer.register_forward_pre_hook(
@@ -196,10 +198,10 @@ def test_samples_of_a_batch_are_independent_by_default():
     rows = [[2, "small", 3], [1, "wide", 4]]
     for spec, equal in (("xdrope", True), (OWN, False)):
         model, both = converted(spec), batch(*rows)
-        alone = {n: v[1:] for n, v in both.items() if n != "pixel_values"}
-        alone["pixel_values"] = both["pixel_values"][16:]
-        valid = alone["attention_mask"][0].bool()
-        pair = logits(model, both)[1, valid], logits(model, alone)[0, valid]
+        second = {n: v[1:] for n, v in both.items() if n != "pixel_values"}
+        second["pixel_values"] = both["pixel_values"][16:]
+        valid = second["attention_mask"][0].bool()
+        pair = logits(model, both)[1, valid], logits(model, second)[0, valid]
         assert torch.allclose(*pair, atol=1e-5) == equal
 
 
@@ -209,9 +211,9 @@ def test_ids_of_stock_are_accepted_by_its_scheme_only():
     ids, _ = stock().model.get_rope_index(**{name: inputs[name] for name in names})
     mask = inputs["attention_mask"].bool()
     expected = logits(copy.deepcopy(stock()), inputs)
-    own = converted()
-    assert torch.equal(logits(own, inputs | {"position_ids": ids})[mask], expected[mask])
-    ours, delta = own.model.get_rope_index(**{name: inputs[name] for name in names})
+    model = converted()
+    assert torch.equal(logits(model, inputs | {"position_ids": ids})[mask], expected[mask])
+    ours, delta = model.model.get_rope_index(**{name: inputs[name] for name in names})
     assert ours.dtype == ids.dtype
     assert torch.equal(ours, ids)
     assert not delta.any()
@@ -228,7 +230,7 @@ def test_adjacent_images():
     assert logits(converted("xdrope"), inputs).isfinite().all()
 
 
-def test_what_is_refused():
+def test_unsupported_inputs():
     for options in ({"late_rotation": True}, {"parallel": "pine"}, {"self_extend": (2, 8)}):
         with pytest.raises(UnsupportedHost, match="normalised before their rotation, got HunYuanVLTextModel"):
             converted("mrope_i", **options)

@@ -1,4 +1,4 @@
-"""Layers with frequencies of their own kind (Gemma): a scheme changes coordinates, each kind keeps its frequencies."""
+"""Layer types with different frequencies (Gemma): a scheme changes coordinates, each type keeps its frequencies."""
 
 import copy
 import types
@@ -21,8 +21,8 @@ from vispe.multimodal import Stream, Text, Video, create_scheme
 kinds = cases("family", KINDS)
 
 
-def turned_by(model, inputs):
-    """Return what each layer turns its queries and keys by."""
+def rotations_of(model, inputs):
+    """Return the rotation of queries and keys in each layer."""
     recorded, hooks = {}, []
     for number, layer in enumerate(language_model_of(model.model).layers):
 
@@ -37,7 +37,7 @@ def turned_by(model, inputs):
 
 
 def rates_of(config, kind, pairs):
-    """Return the frequencies of a kind of layers (pairs,), float64, by hand."""
+    """Return the frequencies of a layer type (pairs,), float64."""
     rope = config.rope_parameters[kind]
     rates = rope["rope_theta"] ** (-torch.arange(0, 2 * pairs, 2).double() / (2 * pairs))
     rates[int(pairs * rope.get("partial_rotary_factor", 1.0)) :] = 0
@@ -47,9 +47,9 @@ def rates_of(config, kind, pairs):
 @pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
-def test_every_kind_of_layers_has_its_own_angles(family, spec):
+def test_layer_types_have_different_angles(family, spec):
     sample, model = prompt(family), converted(family, spec)
-    changed, recorded = turned_by(model, sample.inputs)
+    changed, recorded = rotations_of(model, sample.inputs)
     config, scheme = language_model_of(model.model).config, model.model.vispe_scheme
     ids = scheme.coordinates(Stream.of([sample.segments])).ids
     for number, kind in enumerate(config.layer_types):
@@ -67,8 +67,8 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
 
 @pytest.mark.slow
 @kinds
-def test_images_see_themselves_whole_as_before(family):
-    """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
+def test_attention_within_images_is_bidirectional(family):
+    """Gemma derives these masks from one-dimensional position ids."""
     inputs = dict(prompt(family).inputs)
     types = (inputs["input_ids"] == IMAGE).long()
     if family in ("gemma3", "shieldgemma2"):
@@ -78,11 +78,11 @@ def test_images_see_themselves_whole_as_before(family):
     for sample in (inputs, {n: v for n, v in inputs.items() if n != "attention_mask"}):
         expected = logits(stock(family), sample)
         assert torch.equal(logits(converted(family, "rope1d"), sample), expected)
-        said = (
+        tokens = (
             m.generate(**sample, max_new_tokens=4, do_sample=False)
             for m in (converted(family, "rope1d"), stock(family))
         )
-        assert torch.equal(*said)
+        assert torch.equal(*tokens)
     one_way = logits(stock(family), prompt(family).inputs)
     assert torch.equal(one_way, expected) == (family in ("gemma3n", "step3p7"))
 
@@ -101,11 +101,13 @@ def test_a_window_that_is_shorter_than_the_prompt(family):
     assert torch.equal(logits(model, inputs), before[0])
     assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False), before[1])
     vispe.convert(model, "vrope")
-    said = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     longer = (
-        inputs | {n: torch.ones_like(said[:, :-1]) for n in ("attention_mask",)} | {"input_ids": said[:, :-1]}
+        inputs
+        | {n: torch.ones_like(tokens[:, :-1]) for n in ("attention_mask",)}
+        | {"input_ids": tokens[:, :-1]}
     )
-    assert torch.equal(logits(model, longer)[:, -8:].argmax(-1), said[:, -8:])
+    assert torch.equal(logits(model, longer)[:, -8:].argmax(-1), tokens[:, -8:])
 
 
 @kinds
@@ -142,7 +144,7 @@ def test_on_meta_and_filled_later(family):
 
 @partly(2)
 @kinds
-def test_gradients_with_checkpointing_are_those_without(family):
+def test_checkpointing_does_not_change_gradients(family):
     inputs = prompt(family).inputs
     if family == "gemma3":
         inputs = inputs | {"token_type_ids": (inputs["input_ids"] == IMAGE).long()}
@@ -161,7 +163,7 @@ def test_gradients_with_checkpointing_are_those_without(family):
     assert sum(g is not None and bool(g.abs().sum() > 0) for g in actual[0]) > 10
 
 
-def test_layers_share_keys_and_key_heads_of_their_own():
+def test_shared_keys_and_different_key_heads():
     """Gemma 4: the last layers reuse keys of earlier ones; full attention may have other key heads."""
     torch.manual_seed(0)
     kinds = ["sliding_attention", "full_attention"] * 3
@@ -174,8 +176,8 @@ def test_layers_share_keys_and_key_heads_of_their_own():
         "tie_word_embeddings": False,
     }
     config = transformers.Gemma4Config(text_config=part, vision_config=vision_part("gemma4"), **more)
-    made = transformers.Gemma4ForConditionalGeneration(config)
-    model, inputs = made.eval(), prompt("gemma4").inputs
+    stock_model = transformers.Gemma4ForConditionalGeneration(config)
+    model, inputs = stock_model.eval(), prompt("gemma4").inputs
     before = logits(model, inputs), model.generate(**inputs, max_new_tokens=4, do_sample=False)
     vispe.convert(model, "rope1d")
     assert torch.equal(logits(model, inputs), before[0])
@@ -183,9 +185,9 @@ def test_layers_share_keys_and_key_heads_of_their_own():
     vispe.convert(model, "vrope")
     assert not torch.allclose(logits(model, inputs), before[0], atol=1e-4)
     # takes the last token only where it can
-    said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    longer = inputs | {"input_ids": said[:, :-1], "attention_mask": torch.ones_like(said[:, :-1])}
-    assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), said[:, -4:])
+    generated = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    longer = inputs | {"input_ids": generated[:, :-1], "attention_mask": torch.ones_like(generated[:, :-1])}
+    assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), generated[:, -4:])
 
 
 def test_frames_of_gemma_4_are_images_with_words_between():
@@ -207,20 +209,20 @@ def test_frames_of_gemma_4_are_images_with_words_between():
 
 @pytest.mark.slow
 @kinds
-def test_windows_refuse_what_needs_all_keys(family):
+def test_schemes_that_need_all_keys_are_rejected_with_windows(family):
     for option in ({"late_rotation": True}, {"self_extend": (2, 4)}, {"parallel": "pine"}):
         with pytest.raises(UnsupportedHost, match=r"sliding window"):
             converted(family, "mrope_i", **option)
 
 
-def test_images_whose_sizes_are_missing_are_named():
+def test_the_error_names_images_without_sizes():
     inputs = prompt("gemma4").inputs | {"image_position_ids": None}
     with pytest.raises(InputError, match="6 image placeholders exceed the image grids"):
         converted("gemma4", "vrope")(**inputs)
 
 
 def by_layer(old):
-    """Return the forward of a rotary embedding called with the index of a layer, or a keyword for its kind."""
+    """Return the forward of a rotary embedding that is called with the layer index, or a keyword for its type."""
 
     def forward(self, x, position_ids, layer_idx=None, layer_type=None):
         assert layer_idx is None or isinstance(layer_idx, int)
@@ -233,25 +235,25 @@ def by_layer(old):
 @partly(1)
 @kinds
 @cases("grouped", [False, True])
-def test_rotary_embeddings_that_are_requested_by_layer(family, grouped, monkeypatch):
+def test_rotary_embeddings_called_per_layer(family, grouped, monkeypatch):
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
     expected = logits(converted(family, "vrope"), prompt(family).inputs)
     model = copy.deepcopy(stock(family))
     text = language_model_of(model.model)
-    made = type(text.rotary_emb)
-    old = made.forward
-    monkeypatch.setattr(made, "forward", by_layer(old))
+    cls = type(text.rotary_emb)
+    old = cls.forward
+    monkeypatch.setattr(cls, "forward", by_layer(old))
     if grouped:
         text.rotary_emb.layer_idx_to_group = dict(enumerate(text.config.layer_types))
     with pytest.MonkeyPatch.context() as patch:
         vispe.convert(model, "vrope")
-        patch.setattr(made, "forward", old)  # what the model calls while it runs
+        patch.setattr(cls, "forward", old)  # what the model calls while it runs
         assert torch.equal(logits(model, prompt(family).inputs), expected)
     assert set(text.vispe_text.rotary) == {"full_attention", "sliding_attention"}
 
 
-def test_groups_of_layers_with_names_of_their_own():
-    """Only the index of a layer determines its group."""
+def test_custom_names_of_layer_groups():
+    """Only the layer index determines its group."""
 
     class Rotary(torch.nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""A scheme for each layer: logits with angles written down layer by layer, decoding, saving, refusals."""
+"""A scheme for each layer: logits with explicit angles per layer, decoding, saving, errors."""
 
 import contextlib
 import copy
@@ -50,7 +50,7 @@ def everything(family, padding="left"):
 
 @contextlib.contextmanager
 def angles_of_layers(model, angles):
-    """Let the layers of a stock model turn by these angles, one (b, 1, s, pairs) for each, as they come."""
+    """Make the layers of a stock model rotate by these angles, (b, 1, s, pairs) for each call in order."""
     module = sys.modules[type(model.model.language_model.layers[0].self_attn).__module__]
     before, calls = module.apply_rotary_pos_emb, []
 
@@ -70,7 +70,7 @@ def angles_of_layers(model, angles):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_layer_turns_by_its_scheme(family, kind):
+def test_each_layer_rotates_by_its_scheme(family, kind):
     sample, model = everything(family), stock(family)
     text = model.model.language_model
     layers, frequencies = KINDS[kind](len(text.layers)), text.rotary_emb.inv_freq.double()
@@ -99,7 +99,7 @@ def test_each_layer_turns_by_its_scheme(family, kind):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_decoding_is_that_without_a_cache(family, kind, late):
+def test_decoding_equals_recomputation_without_a_cache(family, kind, late):
     model = converted(family, kind, late_rotation=late)
     for rows in ([[3, "image", 4, "wide", 2]], [[7], [3, "image", 4], [1, "wide", 2]]):
         sample = batch(family, *rows)
@@ -108,8 +108,8 @@ def test_decoding_is_that_without_a_cache(family, kind, late):
         same(looped(model, sample, 4), expected)
 
 
-def test_beams_keep_the_counters_of_their_rows():
-    """Rows of different counters change positions all the time: each is scored as it would be from nothing."""
+def test_beams_reorder_the_counters_of_their_rows():
+    """Rows with different counters are reordered repeatedly: each has the scores of a full recomputation."""
     model, sample = (
         converted("qwen2_vl", "alternating"),
         batch("qwen2_vl", [7], [3, "image", 4], [1, "wide", 2]),
@@ -122,30 +122,30 @@ def test_beams_keep_the_counters_of_their_rows():
         output_scores=True,
         return_dict_in_generate=True,
     )
-    said = out.sequences[:, sample["input_ids"].shape[1] :]
+    tokens = out.sequences[:, sample["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**sample.with_tokens(said)).logits[:, -5:-1]
-    expected = logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2))
+        logits = model(**sample.with_tokens(tokens)).logits[:, -5:-1]
+    expected = logits.log_softmax(-1).gather(2, tokens[..., None]).sum((1, 2))
     torch.testing.assert_close(out.sequences_scores, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_another_image_after_an_answer():
-    """Each scheme goes on from its own counter, also over what the cache holds."""
+    """Each scheme continues from its own counter, including the tokens in the cache."""
     model = converted("qwen2_vl", "alternating")
-    whole = batch("qwen2_vl", [3, "image", 4, "wide", 2])
+    complete = batch("qwen2_vl", [3, "image", 4, "wide", 2])
     first = batch("qwen2_vl", [3, "image", 4])
     done = first["input_ids"].shape[1]
     with torch.no_grad():
-        expected = model(**whole.inputs).logits
+        expected = model(**complete.inputs).logits
         out = model(**first.inputs, use_cache=True)
-        grids, pixels = whole["image_grid_thw"], whole["pixel_values"]
-        rest = model(
-            input_ids=whole["input_ids"][:, done:],
+        grids, pixels = complete["image_grid_thw"], complete["pixel_values"]
+        second = model(
+            input_ids=complete["input_ids"][:, done:],
             pixel_values=pixels[int(grids[:1].prod()) :],
             image_grid_thw=grids[1:],
             **{CACHE: out[CACHE]},
         ).logits
-    torch.testing.assert_close(rest, expected[:, done:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(second, expected[:, done:], rtol=1e-5, atol=1e-5)
 
 
 @cases("family", ["qwen2_vl", "llava"])
@@ -159,10 +159,10 @@ def test_it_is_saved_and_restored(family, tmp_path):
     assert record["of_layer"] == [0, 1]
     with pytest.warns(UserWarning, match="vispe"):
         model.save_pretrained(tmp_path)
-    again = [vispe.from_pretrained(type(stock(family)), tmp_path).eval(), copy.deepcopy(model)]
-    vispe.convert(again[1], "rope1d")
-    vispe.convert(again[1], model.model.vispe_scheme)
-    for one in again:
+    copies = [vispe.from_pretrained(type(stock(family)), tmp_path).eval(), copy.deepcopy(model)]
+    vispe.convert(copies[1], "rope1d")
+    vispe.convert(copies[1], model.model.vispe_scheme)
+    for one in copies:
         with torch.no_grad():
             assert torch.equal(one(**sample.inputs).logits, expected)
     vispe.restore(model)

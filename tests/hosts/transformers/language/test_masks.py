@@ -13,7 +13,7 @@ SENTENCE = "attention_mask .*must be 1 for tokens and 0 for padding, got the val
 
 @cases("prompt", [[3, "image", 4, "wide", 2], [9]], ids=["images", "text"])
 @cases("family", FAMILIES)
-def test_numbers_of_packed_samples_are_refused(family, prompt):
+def test_masks_that_number_packed_samples_are_rejected(family, prompt):
     sample, model = batch(family, prompt), converted(family, "vrope")
     for dtype in (torch.long, torch.int32, torch.float32):
         mask = torch.ones_like(sample["input_ids"]).to(dtype)

@@ -1,4 +1,4 @@
-"""Families that stand in one line each: bit-equal to stock with their own scheme, and rotated by hand with another."""
+"""Families defined by one table entry: bit-equal to stock with their own scheme, explicit rotation with another."""
 
 import copy
 import warnings
@@ -58,19 +58,19 @@ def logits(model, inputs):
 
 
 def padded(inputs, count=3, side="left"):
-    """The same prompt with padding."""
+    """Return the same prompt with padding."""
     types = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
-    left = {"input_ids": PAD, "attention_mask": 0} | dict.fromkeys(types, 0)
-    more = {
+    fills = {"input_ids": PAD, "attention_mask": 0} | dict.fromkeys(types, 0)
+    padding = {
         n: torch.cat([inputs[n].new_full((1, count), fill), inputs[n]][:: 1 if side == "left" else -1], 1)
-        for n, fill in left.items()
+        for n, fill in fills.items()
         if n in inputs
     }
-    return inputs | more
+    return inputs | padding
 
 
 def with_one_image(family):
-    """The prompt up to its second image, for families whose inputs list images one after the other."""
+    """Return the prompt up to its second image, for families whose inputs list images one after the other."""
     inputs = dict(prompt(family).inputs)
     ids, pixels = inputs["input_ids"], inputs.get("pixel_values")
     second = int((ids[0] == START).nonzero()[1, 0])
@@ -92,12 +92,12 @@ def with_one_image(family):
 def test_every_family_of_the_table_is_tested():
     same_class = {"glmga": "glm46v", "pp_chart2table": "got_ocr2"}  # another name for a class that is tested
     assert set(FAMILIES) == {*FIRST, *CLASSES, *same_class, *LACKING}
-    for name, twin in same_class.items():
-        assert (NAMES[name], FAMILIES[name]) == (NAMES[twin], FAMILIES[twin])
+    for name, equivalent in same_class.items():
+        assert (NAMES[name], FAMILIES[name]) == (NAMES[equivalent], FAMILIES[equivalent])
 
 
 @every
-def test_the_scheme_of_the_model_itself_changes_nothing(family):
+def test_the_scheme_of_the_stock_model_is_exact(family):
     inputs = prompt(family).inputs
     model = converted(family, own_of(family))
     texts = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
@@ -107,7 +107,7 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
 
 @partly(10)
 @every
-def test_the_scheme_of_the_model_itself_with_padding_and_in_generation(family):
+def test_the_scheme_of_the_stock_model_with_padding_and_in_generation(family):
     inputs = prompt(family).inputs
     model = converted(family, own_of(family))
     behind = padded(inputs)
@@ -124,10 +124,10 @@ def test_the_scheme_of_the_model_itself_with_padding_and_in_generation(family):
     experts = any("experts" in name for name, _ in stock(family).named_modules())
     atol = 1e-5 if experts else 0
     torch.testing.assert_close(actual[:, :-3], expected[:, :-3], rtol=0, atol=atol)
-    said = (
+    tokens = (
         m.generate(**behind, max_new_tokens=4, do_sample=False) for m in (model, copy.deepcopy(stock(family)))
     )
-    assert torch.equal(*said)
+    assert torch.equal(*tokens)
 
 
 @cases("family", list(TINY))
@@ -152,15 +152,15 @@ def test_a_batch_with_text_and_beams(family):
     ids = {} if family in GRIDS else {"position_ids": keys}
     model, before = converted(family, own_of(family)), copy_of(family)
     assert torch.equal(logits(model, inputs)[valid], logits(before, inputs | ids)[valid])
-    said = (m.generate(**inputs, max_new_tokens=3, num_beams=2, do_sample=False) for m in (model, before))
-    assert torch.equal(*said)
+    tokens = (m.generate(**inputs, max_new_tokens=3, num_beams=2, do_sample=False) for m in (model, before))
+    assert torch.equal(*tokens)
 
 
 FILMED = [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES, *TINY)]
 
 
 @cases("family", [*FILMED, *(f for f, tiny in TINY.items() if tiny.videos)])  # which read images alone
-def test_videos_are_where_stock_has_them(family):
+def test_positions_of_videos_equal_stock(family):
     inputs = prompt(family, video=True).inputs
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
@@ -177,7 +177,7 @@ def test_videos_have_the_coordinates_of_their_blocks(family):
 @partly(0.25)
 @cases("family", [f for f in CLASSES if f not in KINDS])
 @cases("spec", ["vrope", "mrope_i"])
-def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
+def test_layers_receive_the_angles_of_the_coordinates(family, spec):
     sample, model = prompt(family), converted(family, spec)
     recorded = []
     layer = language_model_of(model.model).layers[-1]
@@ -224,7 +224,7 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
         if f not in (*GRIDS, *SIZED, *PACKED, "got_ocr2", "gemma3n") and (f not in TINY or TINY[f].square)
     ],
 )
-def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
+def test_tokens_of_square_images_are_in_raster_order(family):
     sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = (
         language_model_of(model.model)
@@ -253,18 +253,18 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
 
 @partly(15)
 @every
-def test_generation_with_a_cache_is_the_full_pass(family):
+def test_generation_with_a_cache_equals_the_full_pass(family):
     if family == "mistral_large4":
         needs("5.24", "logits of the stock model change with the cache")
     inputs, model = prompt(family).inputs, converted(family, "vrope")
-    said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    count = said.shape[1] - inputs["input_ids"].shape[1]
-    longer = dict(inputs, input_ids=said[:, :-1])
+    tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    count = tokens.shape[1] - inputs["input_ids"].shape[1]
+    longer = dict(inputs, input_ids=tokens[:, :-1])
     fills = {"attention_mask": 1, "mm_token_type_ids": 0, "moe_mm_token_type_ids": 0, "token_type_ids": 1}
     for name, fill in fills.items():
         if name in longer:
             longer[name] = torch.cat([longer[name], longer[name].new_full((1, count - 1), fill)], 1)
-    assert torch.equal(logits(model, longer)[:, -count:].argmax(-1), said[:, -count:])
+    assert torch.equal(logits(model, longer)[:, -count:].argmax(-1), tokens[:, -count:])
 
 
 @cases("family", [f for f in ("exaone4_5", "hyperclovax_vision_v2") if f in CLASSES])
@@ -283,7 +283,7 @@ def test_padded_prompts_in_chunks_where_the_host_passes_no_position_ids(family):
 
 @partly(10)
 @every
-def test_late_rotation_is_early_rotation(family):
+def test_late_rotation_equals_early_rotation(family):
     if family in EARLY:
         with pytest.raises(UnsupportedHost, match=NOT_LATE):
             converted(family, "vrope", late_rotation=True)
@@ -298,7 +298,7 @@ def test_late_rotation_is_early_rotation(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CLASSES)
 @cases("scheme", list_schemes())
-def test_every_scheme_goes_into_every_family(family, scheme):
+def test_every_family_supports_every_scheme(family, scheme):
     spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
     if scheme == own_of(family).name == "xdrope":  # its default layout is that of the first checkpoints
         spec = own_of(family)
@@ -317,7 +317,7 @@ def test_every_scheme_goes_into_every_family(family, scheme):
 @partly(2)
 @cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_loaded_in_half_precision(family, tmp_path):
-    """The default type of numbers is then that of the model, also while it is converted."""
+    """During loading, and thus conversion, the default dtype is that of the model."""
     kind = class_of(family)
     copy.deepcopy(stock(family)).save_pretrained(tmp_path)
     direct = vispe.convert(kind.from_pretrained(tmp_path, dtype=torch.bfloat16), own_of(family))
@@ -339,8 +339,8 @@ def test_restored_and_saved(family, tmp_path):
     expected = logits(model, inputs)
     with pytest.warns(UserWarning, match="is saved with the position scheme vrope"):
         model.save_pretrained(tmp_path)
-    again = vispe.from_pretrained(class_of(family), tmp_path).eval()
-    assert torch.equal(logits(again, inputs), expected)
+    reloaded = vispe.from_pretrained(class_of(family), tmp_path).eval()
+    assert torch.equal(logits(reloaded, inputs), expected)
     vispe.restore(model)
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
 
@@ -353,7 +353,7 @@ def test_restored_and_saved(family, tmp_path):
     ],
 )
 def test_sections_that_fit_only_the_layer_itself(family, sections, options):
-    """As in configurations that transformers tests with: columns turn nothing, or have more pairs than take turns."""
+    """Configurations of transformers' tests: axes without rotation, or sections with more pairs than are rotated."""
     config = copy.deepcopy(stock(family).config)
     config.text_config.rope_parameters["mrope_section"] = sections
     torch.manual_seed(1)
@@ -367,7 +367,7 @@ def test_sections_that_fit_only_the_layer_itself(family, sections, options):
 
 
 @cases("family", ["glm4v", "qwen3_5"])
-def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
+def test_custom_logits_need_full_rotation_in_halves(family):
     with pytest.raises(
         UnsupportedHost, match=r"parallel needs heads whose channels are all rotated .* 16 of 32 channels"
     ):
@@ -383,19 +383,19 @@ def test_images_by_the_other_name_of_video_llava():
     assert expected is None or torch.equal(actual, expected)
 
 
-def test_a_family_of_a_newer_version_names_it(monkeypatch):
+def test_the_error_names_the_version_of_a_newer_family(monkeypatch):
     monkeypatch.setitem(FAMILIES, "mistral3", replace(FAMILIES["mistral3"], since="99.0.0"))
     with pytest.raises(MissingExtra, match=r"scheme in mistral3 needs transformers 99\.0\.0 or later, got"):
         converted("mistral3", "vrope")
 
 
-def test_tiles_are_not_named_where_the_model_says_them():
+def test_tiles_are_rejected_if_the_inputs_define_them():
     with pytest.raises(InputError, match="tile_grids is not supported by idefics3"):
         converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
 
 
 def test_tiles_are_not_guessed_from_the_size_of_images():
-    """Of 36 tokens nobody knows whether they are one square or four."""
+    """36 tokens may be one square or four."""
     inputs = {n: v for n, v in prompt("aya_vision").inputs.items() if n != "pixel_values"}
     recorded = stock("aya_vision").model.get_image_features(prompt("aya_vision").inputs["pixel_values"])
     encoded = {"mm_encoder_outputs": {"image": recorded}}
@@ -403,7 +403,7 @@ def test_tiles_are_not_guessed_from_the_size_of_images():
         converted("aya_vision", "vrope")(**inputs, **encoded)
 
 
-def test_rounded_frequencies_are_still_known(monkeypatch):
+def test_rounded_frequencies_are_recognised(monkeypatch):
     model = copy.deepcopy(stock("ernie4_5_vl_moe"))
     kind = type(language_model_of(model.model).rotary_emb)
     rotated = kind.forward
@@ -418,7 +418,7 @@ def test_rounded_frequencies_are_still_known(monkeypatch):
 
 
 def test_conversion_while_another_dtype_is_the_default():
-    """As inside of from_pretrained(dtype=...)."""
+    """As inside from_pretrained(dtype=...)."""
     model = copy.deepcopy(stock("mistral3"))
     torch.set_default_dtype(torch.float16)
     try:
@@ -429,7 +429,7 @@ def test_conversion_while_another_dtype_is_the_default():
     assert torch.equal(logits(model, inputs), logits(stock("mistral3"), inputs))
 
 
-def test_placeholders_that_are_no_squares():
+def test_placeholders_that_are_not_squares():
     inputs = prompt("idefics3").inputs
     with pytest.raises(InputError, match="must form equal squares, one per tile, got 14 placeholders"):
         converted("idefics3", "vrope")(
@@ -447,7 +447,7 @@ REASONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", REASONS)
-def test_refusals_name_what_is_missing(family):
+def test_errors_name_missing_inputs(family):
     config = transformers.CONFIG_MAPPING[family]()
     for section in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))):
         for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
@@ -463,14 +463,14 @@ def test_refusals_name_what_is_missing(family):
     assert "llava_next" in str(refused.value)
 
 
-def test_frequencies_in_an_order_of_their_own():
+def test_frequencies_in_custom_order():
     rotary = language_model_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_text.rotary[""]
     assert not rotary.is_ordered
     assert rotary.interleaved
     assert sorted(rotary.order) == list(range(16))
 
 
-def test_a_rotation_that_is_none_of_these_is_refused():
+def test_an_unsupported_rotation_is_rejected():
     model = copy.deepcopy(stock("glm4v"))
     rotary = language_model_of(model.model).rotary_emb
     rotated = rotary.forward
@@ -486,7 +486,7 @@ def test_a_rotation_that_is_none_of_these_is_refused():
         for f in CLASSES
     ],
 )
-def test_the_model_inside_alone_generates_equally_or_is_refused(family):
+def test_the_inner_model_generates_equally_or_is_rejected(family):
     """A head of the stock class may encode images first and drop their sizes, or count positions itself."""
     sample, inner = prompt(family).inputs, copy.deepcopy(stock(family))
     vispe.convert(inner.model, "videorope")
@@ -494,9 +494,9 @@ def test_the_model_inside_alone_generates_equally_or_is_refused(family):
     try:
         actual = inner.generate(**sample, **settings)
     except InputError as error:
-        actual, said = None, str(error)
+        actual, tokens = None, str(error)
     if actual is None:
-        assert "call vispe.convert with the complete model" in said
+        assert "call vispe.convert with the complete model" in tokens
     else:
         assert torch.equal(actual, converted(family, "videorope").generate(**sample, **settings))
 

@@ -1,4 +1,4 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: audio is text, and frames are counted by the clock (TMRoPE)."""
+"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: audio is text, and frames have timestamps (TMRoPE)."""
 
 import copy
 
@@ -24,7 +24,7 @@ def draw(number, generator):
 
 
 def batch(family, seed, rows=3, times=None):
-    """Return tokens and what `get_rope_index` takes alongside, of random rows of text, images, videos and audio."""
+    """Return tokens and the further inputs of `get_rope_index` for random rows of text, images, videos and audio."""
     g = torch.Generator().manual_seed(seed)
     images, videos, seconds, audio, samples = [], [], [], [], []
     for row in range(rows):
@@ -56,7 +56,7 @@ def batch(family, seed, rows=3, times=None):
 
 
 def audio_tokens(family, length):
-    """Return the tokens of so many frames of a spectrogram, as the model itself counts them."""
+    """Return the number of tokens for frames of a spectrogram, computed by the model."""
     if family == "qwen2_5_omni_thinker":
         return ((length - 1) // 2 + 1 - 2) // 2 + 1
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
@@ -69,7 +69,7 @@ def audio_tokens(family, length):
 @partly(0.5)
 @omni
 @cases("seed", range(40))
-def test_ids_are_those_of_the_model_before(family, seed):
+def test_ids_equal_those_of_the_stock_model(family, seed):
     tokens, sample = batch(family, seed, times=(None, 1.0, 0.5, 0.08, 2 / 3)[seed % 5])
     mask = sample["attention_mask"].bool()
     expected, delta = copy.deepcopy(stock(family)).model.get_rope_index(tokens, **sample)
@@ -89,7 +89,7 @@ def test_ids_are_those_of_the_model_before(family, seed):
 
 @pytest.mark.slow
 @omni
-def test_audio_and_videos_are_where_the_model_before_has_them(family):
+def test_positions_of_audio_and_videos_equal_the_stock_model(family):
     inputs = dict(prompt(family, video=True).inputs)
     length = 41
     count = audio_tokens(family, length)
@@ -105,8 +105,8 @@ def test_audio_and_videos_are_where_the_model_before_has_them(family):
         assert torch.equal(actual, expected)
     else:  # 18.75 positions from frame to frame
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    said = (m.generate(**inputs, max_new_tokens=4, do_sample=False) for m in (model, before))
-    assert torch.equal(*said)
+    tokens = (m.generate(**inputs, max_new_tokens=4, do_sample=False) for m in (model, before))
+    assert torch.equal(*tokens)
     other = converted(family, "vrope")
     segments = [Text(3), Video(2, 2, 2), Text(2 + count + 4)]
     ids = create_scheme("vrope").coordinates(Stream.of([segments])).ids
@@ -116,7 +116,7 @@ def test_audio_and_videos_are_where_the_model_before_has_them(family):
 
 
 @omni
-def test_audio_inside_of_videos_is_refused(family):
+def test_audio_inside_videos_is_rejected(family):
     inputs = prompt(family, video=True).inputs | {"use_audio_in_video": True}
     model = converted(family, own_of(family))
     with pytest.raises(InputError, match="interleaves audio with the frames of a video"):
@@ -131,16 +131,16 @@ def test_audio_inside_of_videos_is_refused(family):
 
 
 @omni
-def test_the_head_goes_back_to_its_own_class(family):
+def test_restore_recovers_the_class_of_the_head(family):
     model = vispe.restore(converted(family, "vrope"))
     assert type(model) is type(stock(family))
     assert type(model.model) is type(stock(family).model)
 
 
-def test_clocks_of_both():
+def test_timestamps_of_both_versions():
     stream = Stream.of([[Text(2), Video(3, 1, 1, seconds=0.75), Text(1)]])
-    whole, remaining = (
+    integers, fractions = (
         create_scheme(name).coordinates(stream).ids[0, 0].tolist() for name in ("tmrope", "tmrope_i")
     )
-    assert whole == [0, 1, 2, 20, 39, 40]
-    assert remaining == [0, 1, 2, 20.75, 39.5, 40.5]
+    assert integers == [0, 1, 2, 20, 39, 40]
+    assert fractions == [0, 1, 2, 20.75, 39.5, 40.5]

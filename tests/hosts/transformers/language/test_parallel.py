@@ -1,4 +1,4 @@
-"""Images without an order: permuting them leaves the answer unchanged, with and without a cache."""
+"""Unordered images: permuting them does not change the answer, with and without a cache."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def prepared(family, padding="left"):
     ("family", "spec"),
     [("qwen2_vl", "mrope"), ("qwen2_5_vl", "mrope_i(spatial_reset=true)"), ("qwen3_vl", "rope1d")],
 )
-def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padding):
+def test_permuting_images_does_not_change_the_answer(family, spec, parallel, padding):
     sample, spans, sizes = prepared(family, padding)
     model = vispe.convert(copy_of(family), spec, parallel=parallel)
     plain = vispe.convert(copy_of(family), spec)
@@ -75,7 +75,7 @@ def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padd
 @partly(1)
 @cases("parallel", WAYS)
 @cases("family", QWEN)
-def test_decoding_is_what_the_prompt_would_have(family, parallel):
+def test_decoding_equals_a_longer_prompt(family, parallel):
     sample, *_ = prepared(family)
     model = vispe.convert(copy_of(family), "mrope", parallel=parallel)
     same(generated(model, sample, 4), recomputed(model, sample, 4))
@@ -83,7 +83,7 @@ def test_decoding_is_what_the_prompt_would_have(family, parallel):
 
 @cases("options", [{"parallel": "graph_kv"}, {"parallel": "pine"}, {"self_extend": (3, 64)}], ids=str)
 @cases("family", ["qwen2_5_vl", "llava"])
-def test_text_alone_is_as_before(family, options):
+def test_text_without_images_is_unchanged(family, options):
     sample = batch(family, [9], [4])
     model, stock = vispe.convert(copy_of(family), "mrope_i", **options), copy_of(family)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_text_alone_is_as_before(family, options):
 @pytest.mark.parametrize("parallel", WAYS)
 @pytest.mark.parametrize("family", ["llava", "internvl", "llava_onevision"])
 def test_families_without_sizes_in_the_call(family, parallel):
-    """All images have one size, so exchanging pixels exchanges images; markers of InternVL are not in its config."""
+    """All images have one size, so swapping pixels swaps images; markers of InternVL are not in its config."""
     sample = batch(family, [3, *["bare" if family == "internvl" else "image"] * 3, 4])
     model = vispe.convert(copy_of(family), "rope1d", parallel=parallel)
     moved = dict(sample.inputs, pixel_values=sample["pixel_values"][[2, 0, 1]])
@@ -125,8 +125,8 @@ def test_caches_of_fixed_size_and_beams(parallel, implementation):
 
 
 @cases("parallel", WAYS)
-def test_texts_stand_side_by_side_where_the_call_says_so(parallel):
-    """Retrieved texts, as Graph-KV and PINE have them."""
+def test_parallel_texts_by_parallel_ids(parallel):
+    """Retrieved texts, as in Graph-KV and PINE."""
     model = vispe.convert(copy_of("qwen2_vl"), "rope1d", parallel=parallel)
     ids = torch.randint(1, 249, (2, 14), generator=torch.Generator().manual_seed(3))
     members = torch.full((2, 14), -1)
@@ -159,17 +159,17 @@ def test_a_second_turn_after_a_cache(parallel):
     members[0, 2:6] = torch.tensor([0, 0, 1, 1])
     members[0, 12:17] = torch.tensor([0, 0, 1, 1, 1])
     with torch.no_grad():
-        whole = model(input_ids=ids, parallel_ids=members).logits
+        expected = model(input_ids=ids, parallel_ids=members).logits
         for cut in (8, 1):
             first = model(
                 input_ids=ids[:, :cut], parallel_ids=members[:, :cut] if cut > 2 else None, use_cache=True
             )
-            rest = model(
+            second = model(
                 input_ids=ids[:, cut:],
                 parallel_ids=members[:, cut:],
                 **{CACHE: first[CACHE]},
             )
-            torch.testing.assert_close(rest.logits, whole[:, cut:], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(second.logits, expected[:, cut:], rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_with_blocks_and_none_with_pine():
@@ -181,7 +181,7 @@ def test_gradients_with_blocks_and_none_with_pine():
         vispe.convert(model, "mrope", parallel="pine")(**sample.inputs)
 
 
-def test_what_does_not_go_is_refused():
+def test_unsupported_combinations():
     model = copy_of("qwen2_vl")
     with pytest.raises(OptionError, match="parallel must be 'graph_kv', 'pine' or None"):
         vispe.convert(model, "mrope", parallel="all")
@@ -205,7 +205,7 @@ def test_what_does_not_go_is_refused():
     assert "no order: pine" in vispe.describe(model)
 
 
-def test_a_prompt_in_pieces_is_refused():
+def test_a_prompt_in_chunks_is_rejected():
     needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="pine")
     sample, *_ = prepared("qwen2_vl")
@@ -214,7 +214,7 @@ def test_a_prompt_in_pieces_is_refused():
 
 
 @cases("options", [{"parallel": "pine"}, {"self_extend": [2, 6]}], ids=str)
-def test_configurations_say_it(options, tmp_path):
+def test_parallel_in_the_configuration(options, tmp_path):
     sample, *_ = prepared("qwen2_vl")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", **options)
     model.save_pretrained(tmp_path)
@@ -229,16 +229,16 @@ def test_configurations_say_it(options, tmp_path):
 @pytest.mark.parametrize(
     ("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")]
 )
-def test_self_extend_decodes_what_the_prompt_would_have(family, spec, padding):
+def test_decoding_with_self_extend_equals_a_longer_prompt(family, spec, padding):
     sample = batch(family, [3, "image", "image", 4], [6, "image", 2], padding=padding)
     model = vispe.convert(copy_of(family), spec, self_extend=(2, 6))
     plain = vispe.convert(copy_of(family), spec, late_rotation=True)
-    alone = vispe.convert(copy_of(family), spec, self_extend=(1, 6))
+    extended = vispe.convert(copy_of(family), spec, self_extend=(1, 6))
     if padding == "left":
         same(generated(model, sample, 6), recomputed(model, sample, 6))
         same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
     mask = sample["attention_mask"].bool()
     with torch.no_grad():
-        actual, before, one = (m(**sample.inputs).logits[mask] for m in (model, plain, alone))
+        actual, before, one = (m(**sample.inputs).logits[mask] for m in (model, plain, extended))
     assert (actual - before).abs().max() > 1e-3
     torch.testing.assert_close(one, before, rtol=1e-4, atol=1e-4)  # groups of one

@@ -1,4 +1,4 @@
-"""Images that come as patches in a row, with their sizes or positions alongside (Gemma 4, MiniCPM-V 4.6, Molmo 2)."""
+"""Images as sequences of patches, with their sizes or positions as inputs (Gemma 4, MiniCPM-V 4.6, Molmo 2)."""
 
 import copy
 
@@ -15,7 +15,7 @@ from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
-here = pytest.mark.skipif("molmo2" in LACKING, reason="this transformers has no Molmo 2")
+needs_molmo2 = pytest.mark.skipif("molmo2" in LACKING, reason="this transformers has no Molmo 2")
 
 
 def ids_of(model, inputs):
@@ -30,8 +30,8 @@ def by_hand(spec, *segments):
 
 
 @cases(("family", "side"), [("gemma4", 2), ("minicpmv4_6", 4)])
-def test_tokens_are_rows_of_their_patches(family, side):
-    """Patches of one token at a time are changed; that token moves most."""
+def test_order_of_tokens(family, side):
+    """The patches of one token are changed at a time; that token changes most."""
     sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
         lambda _, args, kw: recorded.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
@@ -55,7 +55,7 @@ def test_tokens_are_rows_of_their_patches(family, side):
     assert changed == list(range(6))
 
 
-def test_minicpm_keeps_more_tokens_where_the_call_says_so():
+def test_minicpm_with_less_downsampling():
     inputs = dict(prompt("minicpmv4_6").inputs) | {
         "downsample_mode": "4x",
         "target_sizes": torch.tensor([[4, 6]]),
@@ -70,7 +70,7 @@ def test_minicpm_keeps_more_tokens_where_the_call_says_so():
     assert torch.equal(ids_of(converted("minicpmv4_6", "mrope_i"), inputs), expected)
 
 
-def test_frames_of_minicpm_are_blocks_of_their_own():
+def test_frames_of_minicpm_are_separate_blocks():
     tokens = torch.tensor([[5, START, *[VIDEO] * 6, END, START, *[VIDEO] * 6, END, 7]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     inputs["pixel_values_videos"] = torch.randn(1, 3, PATCH, 2 * 96 * PATCH)
@@ -83,7 +83,7 @@ def test_frames_of_minicpm_are_blocks_of_their_own():
 
 
 def molmo(columns=(True, True), video=False):
-    """Return inputs of Molmo 2; `columns`, whether rows of the small and of the whole image end in a token."""
+    """Return inputs of Molmo 2; `columns`, whether rows of the small and of the full image end in a token."""
     torch.manual_seed(0)
     inputs = {"image_token_pooling": torch.randint(0, 16, (8, 4))}
     ends = [[BREAK] * c for c in columns]
@@ -105,9 +105,9 @@ def molmo(columns=(True, True), video=False):
     return inputs
 
 
-@here
+@needs_molmo2
 @cases("columns", [(True, True), (False, True), (False, False)])
-def test_each_view_of_molmo_ends_its_rows_or_not(columns):
+def test_end_of_row_tokens_of_molmo(columns):
     inputs = molmo(columns)
     assert torch.equal(logits(converted("molmo2", "rope1d"), inputs), logits(stock("molmo2"), inputs))
     low, high = columns
@@ -118,7 +118,7 @@ def test_each_view_of_molmo_ends_its_rows_or_not(columns):
     assert torch.equal(ids_of(converted("molmo2", "vrope"), inputs), expected)
 
 
-@here
+@needs_molmo2
 @cases("columns", [True, False])
 def test_frames_of_molmo_share_the_token_of_images(columns):
     inputs = molmo((columns, columns), video=True)
@@ -128,9 +128,9 @@ def test_frames_of_molmo_share_the_token_of_images(columns):
     assert torch.equal(ids_of(converted("molmo2", "mrope_i"), inputs), expected)
 
 
-@here
-def test_molmo_without_tokens_finds_images_by_their_embedding():
-    """Its types count the markers around images, too."""
+@needs_molmo2
+def test_molmo_locates_images_by_their_embedding():
+    """Its types include the markers around images."""
     inputs, model = molmo(), converted("molmo2", "vrope")
     expected = logits(model, inputs)
     embeds = model.get_input_embeddings()(inputs["input_ids"])
@@ -138,7 +138,7 @@ def test_molmo_without_tokens_finds_images_by_their_embedding():
     torch.testing.assert_close(logits(model, sample), expected, rtol=0, atol=0)
 
 
-@here
+@needs_molmo2
 def test_layers_of_molmo_with_scaled_frequencies_and_without():
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
     config = copy.deepcopy(stock("molmo2").config).to_dict()
@@ -170,8 +170,8 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
     torch.testing.assert_close(late, early, rtol=1e-4, atol=1e-5)
 
 
-@here
-def test_images_whose_sizes_are_missing_are_named():
+@needs_molmo2
+def test_the_error_names_images_without_sizes():
     for family, name in (("molmo2", "image_grids"), ("minicpmv4_6", "target_sizes")):
         with pytest.raises(InputError, match="image placeholders exceed the image grids"):
             converted(family, "vrope")(**prompt(family).inputs | {name: None})

@@ -1,4 +1,4 @@
-"""Position ids of the caller are checked against the tokens: shape, batch, axes, layout, dtype and values."""
+"""Position ids of the caller are validated against the tokens: shape, batch, axes, layout, dtype and values."""
 
 import copy
 import inspect
@@ -30,18 +30,18 @@ FORMS = {
 
 
 def prompt(family):
-    """Three rows of other lengths, one with an image."""
+    """Return three rows of different lengths, one with an image."""
     return batch(family, [3, "image", 4], [7], [5])
 
 
 def coordinates(model, sample, mask):
-    """Return the coordinates of a prompt (axes, b, s), and its ordinary ids (b, s)."""
+    """Return the coordinates of a prompt (axes, b, s), and one-dimensional position ids (b, s)."""
     scheme = model.model.vispe_scheme
     return scheme.coordinates(sample.stream).ids, (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def step(model, sample, length=2, **first):
-    """Return the inputs of text tokens after a prompt, which is in the cache."""
+    """Return the inputs of text tokens after a prompt in the cache."""
     with torch.no_grad():
         cache = model(**sample.inputs, use_cache=True, **first)[CACHE]
     recorded = torch.cat([sample["attention_mask"], torch.ones(3, length, dtype=torch.long)], 1)
@@ -49,7 +49,7 @@ def step(model, sample, length=2, **first):
 
 
 def calls(model, sample):
-    """Yield the inputs of calls of several kinds, and coordinates and ordinary ids that fit them."""
+    """Yield the inputs of several kinds of calls with valid coordinates and one-dimensional position ids."""
     ids, keys = coordinates(model, sample, sample["attention_mask"])
     yield sample.inputs, ids, keys
     embeds = model.get_input_embeddings()(sample["input_ids"]).detach()
@@ -67,7 +67,7 @@ def calls(model, sample):
 @cases("spec", SPECS)
 @cases("family", ["qwen2_5_vl", "llava"])
 @torch.no_grad()
-def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
+def test_invalid_shapes_are_rejected_in_every_kind_of_call(family, spec):
     model, sample = converted(family, spec), prompt(family)
     for inputs, ids, keys in calls(model, sample):
         length = ids.shape[-1]
@@ -91,7 +91,7 @@ def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
 @torch.no_grad()
-def test_ids_of_one_row_are_those_of_all(family, spec):
+def test_ids_of_one_row_are_broadcast(family, spec):
     model, sample = converted(family, spec), batch(family, [6], [6])
     keys = torch.arange(6)[None]
     ids = keys.expand(AXES[spec], 1, 6)
@@ -99,8 +99,8 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
     requested = [keys, ids, torch.cat([keys[None], ids])]
     # (2, 1, s) of two rows and one axis has two meanings
     requested = requested[:2] if spec == "v2pe" else requested
-    for said in requested:
-        assert torch.equal(model(**sample.inputs, position_ids=said).logits, expected)
+    for position_ids in requested:
+        assert torch.equal(model(**sample.inputs, position_ids=position_ids).logits, expected)
 
 
 @partly(1)
@@ -108,27 +108,27 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
 @cases("rows", [1, 2, 3, 4, 5])
 @cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
-def test_the_layout_with_rows_first_is_refused(family, rows, spec):
-    """verl keeps ids as (b, axes, s); where b is the number of axes, the shape is ambiguous."""
+def test_the_batch_first_layout_is_rejected(family, rows, spec):
+    """verl stores ids as (b, axes, s); if b is the number of axes, the shape is ambiguous."""
     items = [[3, "image", 4], [9], [5], [2, "image", 1], [1]][:rows]
     model, sample = converted(family, spec), batch(family, *items)
     ids, keys = coordinates(model, sample, sample["attention_mask"])
     embeds = model.get_input_embeddings()(sample["input_ids"]).detach()
     text = {"inputs_embeds": embeds, "attention_mask": sample["attention_mask"]}
     for inputs in (sample.inputs, {k: sample[k] for k in ("input_ids", "attention_mask")}, text):
-        for said in (ids, torch.cat([keys[None].double(), ids])):
+        for position_ids in (ids, torch.cat([keys[None].double(), ids])):
             valid = sample["attention_mask"].bool()
             if inputs is sample.inputs:
                 expected = model(**inputs).logits[valid]
                 torch.testing.assert_close(
-                    model(**inputs, position_ids=said).logits[valid], expected, rtol=1e-5, atol=1e-5
+                    model(**inputs, position_ids=position_ids).logits[valid], expected, rtol=1e-5, atol=1e-5
                 )
             else:
-                model(**inputs, position_ids=said)
-            rotated = said.movedim(0, 1)
-            if rotated.shape == said.shape and torch.equal(rotated, said):
+                model(**inputs, position_ids=position_ids)
+            rotated = position_ids.movedim(0, 1)
+            if rotated.shape == position_ids.shape and torch.equal(rotated, position_ids):
                 continue
-            if inputs is text and len(rotated) == len(said):
+            if inputs is text and len(rotated) == len(position_ids):
                 continue  # the contents of the sequence are unknown
             with pytest.raises((ShapeError, InputError), match=r"position_ids") as error:
                 model(**inputs, position_ids=rotated)
@@ -138,7 +138,7 @@ def test_the_layout_with_rows_first_is_refused(family, rows, spec):
 
 @cases("spec", ["mrope_i", "vrope"])
 @torch.no_grad()
-def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spec):
+def test_the_batch_first_layout_with_a_cache_and_in_the_language_model(spec):
     rows = AXES[spec]
     model = converted("qwen2_vl", spec)
     sample = batch("qwen2_vl", *[[n + 2, "image", 2] for n in range(rows)])
@@ -165,8 +165,10 @@ def test_dtypes_and_values(family):
     valid = sample["attention_mask"].bool()
     expected = model(**sample.inputs).logits[valid]
     for kind in (torch.int32, torch.uint8, torch.int16, torch.float32, torch.float64):
-        for said in (keys, ids, torch.cat([keys[None].double(), ids])):
-            assert torch.equal(model(**sample.inputs, position_ids=said.to(kind)).logits[valid], expected)
+        for position_ids in (keys, ids, torch.cat([keys[None].double(), ids])):
+            assert torch.equal(
+                model(**sample.inputs, position_ids=position_ids.to(kind)).logits[valid], expected
+            )
     below = keys.masked_fill(~valid, -1)  # cumsum(-1) - 1, as it is often written
     assert torch.equal(model(**sample.inputs, position_ids=below).logits[valid], expected)
     early = model(**sample.inputs, position_ids=keys - 5).logits[valid]
@@ -181,17 +183,17 @@ def test_dtypes_and_values(family):
         "rounds positions above 256": ids.bfloat16(),
         "rounds positions above 2048": ids.half(),
     }
-    for words, said in wrong.items():
+    for words, position_ids in wrong.items():
         with pytest.raises(InputError, match=words):
-            model(**sample.inputs, position_ids=said)
-        if torch.is_tensor(said):
-            last = said[..., -1:] * torch.nan if "finite" in words else said[..., :1]
+            model(**sample.inputs, position_ids=position_ids)
+        if torch.is_tensor(position_ids):
+            last = position_ids[..., -1:] * torch.nan if "finite" in words else position_ids[..., :1]
             with pytest.raises(InputError, match=words):
                 model(**step(model, sample, 1), position_ids=last)
 
 
 @cases("family", QWEN)
-def test_generate_refuses_them_too(family):
+def test_generate_validates_ids(family):
     model, sample = converted(family, "mrope_i"), prompt(family)
     ids, _ = coordinates(model, sample, sample["attention_mask"])
     for wrong in (ids[..., 1:], ids[:, :2], ids.movedim(0, 1)):
@@ -199,7 +201,7 @@ def test_generate_refuses_them_too(family):
             model.generate(**sample.inputs, position_ids=wrong, max_new_tokens=2, do_sample=False)
 
 
-def test_the_type_that_travels():
+def test_type_of_coordinates_between_modules():
     keys, ids = torch.arange(4).expand(2, 4), torch.rand(3, 2, 4, dtype=torch.float64)
     first = TokenPositions(keys, ids)
     for same in (
@@ -224,15 +226,15 @@ def test_the_type_that_travels():
 @cases("padding", ["left", "right"])
 @torch.no_grad()
 def test_coordinates_of_the_caller_are_continued(family, spec, padding):
-    """Rows may be padded on either side, and end with an image; a second turn may have an image as well."""
+    """Rows may be padded on either side and end with an image; a second turn may have an image."""
     model = converted(family, spec)
     first = batch(family, [3, "image", 4], [2], [4, "bare" if family in QWEN else "image"], padding=padding)
     word = torch.tensor([[5, 6], [7, 8], [9, 10]])
     recorded = torch.cat([first["attention_mask"], torch.ones_like(word)], 1)
     ids, _ = coordinates(model, first, first["attention_mask"])
     results = []
-    for said in ({}, {"position_ids": ids}):
-        cache = model(**first.inputs, **said)[CACHE]
+    for position_ids in ({}, {"position_ids": ids}):
+        cache = model(**first.inputs, **position_ids)[CACHE]
         results.append(model(input_ids=word, attention_mask=recorded, **{CACHE: cache}).logits)
     assert torch.equal(*results)
 
@@ -244,9 +246,9 @@ def test_coordinates_of_the_caller_for_a_second_image(family):
     scheme, words = model.model.vispe_scheme, torch.tensor([[5, 6]])
     ids = scheme.coordinates(turn.stream, start=torch.tensor([3.0])).ids
     inputs, results = turn.without("attention_mask"), []
-    for said in ({}, {"position_ids": ids}, {"position_ids": ids + 0.5}):
+    for position_ids in ({}, {"position_ids": ids}, {"position_ids": ids + 0.5}):
         cache = model(**first.inputs)[CACHE]
-        model(**inputs, **said, **{CACHE: cache})
+        model(**inputs, **position_ids, **{CACHE: cache})
         results.append(model(input_ids=words, **{CACHE: cache}).logits)
     assert torch.equal(*results[:2])
     text = scheme.coordinates(turn.stream, start=torch.tensor([3.0])).next + torch.arange(2) + 0.5
@@ -258,8 +260,8 @@ def test_coordinates_of_the_caller_for_a_second_image(family):
 
 @cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
-def test_text_after_other_coordinates_of_an_image_is_refused(family):
-    """The position after an image is that of the scheme; for other coordinates it is unknown."""
+def test_text_after_custom_coordinates_of_an_image_is_rejected(family):
+    """The position after an image follows from the scheme; for other coordinates it is unknown."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "bare" if family in QWEN else "image"])
     ids, _ = coordinates(model, sample, sample["attention_mask"])
     for ids_of_image in (ids * 1.5, ids / 2):

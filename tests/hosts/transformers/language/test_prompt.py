@@ -1,4 +1,4 @@
-"""The coordinates of a prompt reach every step of generation as one typed object, with a row for each beam."""
+"""The coordinates of a prompt are passed to every step of generation as one typed object, with a row for each beam."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def calls(model, sample, **options):
-    """Return the arguments of every call of the model inside during generation, as seen by its forward."""
+    """Return the arguments of every call of the inner model during generation."""
     recorded = []
     hook = model.model.register_forward_pre_hook(
         lambda _, args, kwargs: recorded.append(kwargs), with_kwargs=True
@@ -44,7 +44,7 @@ def test_one_keyword_in_every_step(family, options, times):
     assert recorded[0][PROMPT].table.shape == (2 * times, 3, ids)
 
 
-def test_text_has_no_prompt():
+def test_text_has_no_prompt_object():
     model = converted("qwen2_5_vl", "mrope_i")
     for kwargs in calls(model, batch("qwen2_5_vl", [3], [7])):
         assert kwargs.get(PROMPT) is None
@@ -64,7 +64,7 @@ def test_rows_and_devices():
 
 
 @cases("method", [name for name in GENERATION if hasattr(transformers.GenerationMixin, name)])
-def test_a_patched_method_of_generation_is_refused(method):
+def test_a_patched_method_of_generation_is_rejected(method):
     model = copy_of("qwen2_5_vl")
     setattr(model, method, lambda *args, **kwargs: None)
     with pytest.raises(UnsupportedHost, match=f"{method} is patched"):

@@ -1,4 +1,4 @@
-"""Pruned image tokens: the others have the positions of the full image, and generated text those of the full prompt."""
+"""Pruned image tokens: the others keep the positions of the full image, generated text those of the full prompt."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Restoring, converting again and copying; saving and loading are in test_saving.py."""
+"""Restoring, repeated conversion and copies; saving and loading are tested in test_saving.py."""
 
 import copy
 import pickle
@@ -14,14 +14,17 @@ from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, make
 from vispe.errors import UnsupportedHost
 
 
-def things(model):
-    """What a model is made of: classes, names on the modules, buffers, configuration."""
-    own = ("rope_deltas", "_output_capturing_hooks_installed")  # what stock models keep of their first call
-    remaining = {
-        name: (type(m), sorted(k for k in vars(m) if k not in own), sorted(m._buffers), m.training)
+def structure(model):
+    """Return classes, attributes of modules, buffers and configuration of a model."""
+    ignored = (
+        "rope_deltas",
+        "_output_capturing_hooks_installed",
+    )  # what stock models keep of their first call
+    modules = {
+        name: (type(m), sorted(k for k in vars(m) if k not in ignored), sorted(m._buffers), m.training)
         for name, m in model.named_modules()
     }
-    return remaining, list(model.state_dict()), model.config.to_dict()
+    return modules, list(model.state_dict()), model.config.to_dict()
 
 
 def everything(family):
@@ -30,17 +33,17 @@ def everything(family):
 
 @cases("spec", ["mrope_i(spatial_reset=true)", "mhrope(sections=[1,0,1])"])
 @cases("family", FAMILIES)
-def test_restore_gives_everything_back(family, spec):
+def test_restore_recovers_the_stock_model(family, spec):
     model, sample = copy_of(family, 2), everything(family)
-    before, expected = things(model), generated(model, sample, 3)
+    before, expected = structure(model), generated(model, sample, 3)
     modules = dict(model.named_modules())
     assert vispe.convert(model, spec) is model
-    names, config = things(model)[1:]
+    names, config = structure(model)[1:]
     assert config.pop("vispe")["scheme"]["name"] == spec.partition("(")[0]
     assert (names, config) == before[1:]
     assert not torch.equal(generated(model, sample, 3)[1], expected[1])
     assert vispe.restore(model) is model
-    assert things(model) == before
+    assert structure(model) == before
     assert {n: id(m) for n, m in model.named_modules()} == {n: id(m) for n, m in modules.items()}
     actual = generated(model, sample, 3)
     assert torch.equal(actual[0], expected[0])
@@ -52,18 +55,18 @@ def test_restore_gives_everything_back(family, spec):
 
 
 @cases("family", FAMILIES)
-def test_converting_again_replaces_the_scheme(family):
+def test_a_second_conversion_replaces_the_scheme(family):
     sample = everything(family)
     model = vispe.convert(vispe.convert(copy_of(family), "mrope_i"), "v2pe")
     once = vispe.convert(copy_of(family), "v2pe")
-    assert things(model)[0] == things(once)[0]
+    assert structure(model)[0] == structure(once)[0]
     assert torch.equal(model(**sample.inputs).logits, once(**sample.inputs).logits)
     vispe.restore(model)
-    assert things(model) == things(stock(family))
+    assert structure(model) == structure(stock(family))
 
 
 @cases("family", FAMILIES)
-def test_the_stock_classes_stay_as_they_are(family):
+def test_stock_classes_are_not_modified(family):
     cls = getattr(transformers, CLASSES[family])
     before = {c: dict(vars(c)) for c in (cls, *(type(m) for m in stock(family).modules()))}
     model = vispe.convert(copy_of(family), "mrope_i")
@@ -74,7 +77,7 @@ def test_the_stock_classes_stay_as_they_are(family):
 
 
 @cases("family", FAMILIES)
-def test_copies_and_pickles_are_converted_too(family):
+def test_copies_and_pickles_are_converted(family):
     sample = everything(family)
     model = vispe.convert(make(family), "v2pe")
     # stock models cannot be pickled once they ran
@@ -86,7 +89,7 @@ def test_copies_and_pickles_are_converted_too(family):
     for other in others:
         assert torch.equal(other(**sample.inputs).logits, expected)
         vispe.restore(other)
-        assert things(other) == things(stock(family))
+        assert structure(other) == structure(stock(family))
     assert torch.equal(model(**sample.inputs).logits, expected)
 
 
@@ -110,20 +113,20 @@ def test_a_converted_model_may_change_its_precision(family):
 @cases("family", FAMILIES)
 def test_the_model_without_its_head(family):
     sample = everything(family)
-    whole = vispe.convert(copy_of(family), "mrope_i")
+    complete = vispe.convert(copy_of(family), "mrope_i")
     inner = vispe.convert(copy_of(family).model, "mrope_i")
     assert torch.equal(
-        inner(**sample.inputs).last_hidden_state, whole.model(**sample.inputs).last_hidden_state
+        inner(**sample.inputs).last_hidden_state, complete.model(**sample.inputs).last_hidden_state
     )
     vispe.restore(inner)
-    assert things(inner) == things(stock(family).model)
+    assert structure(inner) == structure(stock(family).model)
 
 
-def test_a_scheme_that_counts_on_a_table_is_refused():
+def test_a_scheme_that_needs_a_table_is_rejected():
     model = copy_of("qwen2_vl")
-    before = things(model)
+    before = structure(model)
     with pytest.raises(
         UnsupportedHost, match=r"rotate=inter.* encodes the axes \[1, 2\] by a table .* rotate=both"
     ):
         vispe.convert(model, "bilevel(rotate=inter)")
-    assert things(model) == before
+    assert structure(model) == before

@@ -1,4 +1,4 @@
-"""Rotation inside the attention: the same numbers, a cache without positions, and positions that change later."""
+"""Rotation inside attention: equal outputs, a cache without positions, and positions that change later."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def late(family, spec, layers=2, **kwargs):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_late_is_early(family, dtype):
+def test_late_rotation_equals_early_rotation(family, dtype):
     sample = batch(family, *ROWS)
     early = vispe.convert(copy_of(family, dtype=dtype), "mrope_i")
     model = late(family, "mrope_i", dtype=dtype)
@@ -59,7 +59,7 @@ def test_every_attention_of_the_host(implementation):
 @cases("where", ["model", "model.model", "model.model.language_model", "config"])
 @cases("spec", ["mhrope(sections=[1,0,1])", "v2pe(stride=4)"])
 @cases("family", ["qwen2_vl", "llava"])
-def test_another_attention_chosen_after_the_conversion(family, spec, where):
+def test_attention_implementation_set_after_conversion(family, spec, where):
     sample = batch(family, *ROWS)
     model = vispe.convert(copy_of(family, 2), spec, late_rotation=True)
     text = model.model.language_model
@@ -84,8 +84,8 @@ def test_another_attention_chosen_after_the_conversion(family, spec, where):
 
 
 @cases("family", FAMILIES)
-def test_cached_tokens_get_other_positions(family):
-    """With one layer what is cached depends on tokens alone, so another stride is as if it had been there before."""
+def test_cached_tokens_are_repositioned(family):
+    """With one layer the cache depends on tokens only, so another stride equals a prompt with that stride."""
     sample, after = batch(family, [2, "image", 3], [1, "wide", 1, "image", 2]), torch.tensor([[5], [6]])
     old, new = (late(family, f"v2pe(stride={stride})", layers=1) for stride in (16, 4))
     mask = torch.cat([sample["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
@@ -124,7 +124,7 @@ def _again(model, sample):
     return model(**sample.inputs, use_cache=True)[CACHE]
 
 
-def test_what_cannot_be_moved_is_refused():
+def test_invalid_repositioning():
     sample = batch("llava", [2, "image", 3])
     early = vispe.convert(copy_of("llava"), "mrope_i")
     coordinates = create_scheme("mrope_i").coordinates(sample.stream)
@@ -147,15 +147,15 @@ def test_what_cannot_be_moved_is_refused():
 
 @cases("spec", ["vrope", "bilevel", "tad_rope", alternating(["v2pe", "mrope"], 2)])
 @torch.no_grad()
-def test_the_same_positions_again(spec):
-    """Counters of several numbers, and of several schemes, continue as before."""
+def test_repositioning_with_equal_positions(spec):
+    """Counters of several numbers, and of several schemes, continue unchanged."""
     model, sample = late("qwen2_vl", spec), batch("qwen2_vl", [2, "image", 3], [1, "wide", 1, "image", 2])
     longer = sample.with_tokens(torch.tensor([[5, 6], [7, 8]]))
     inputs = {"input_ids": longer["input_ids"][:, -2:], "attention_mask": longer["attention_mask"]}
     results = []
-    for again in (False, True):
+    for repeat in (False, True):
         cache = _again(model, sample)
-        if again:
+        if repeat:
             reposition(cache, model.model.vispe_scheme.coordinates(sample.stream))
         results.append(model(**inputs, **{CACHE: cache}).logits)
     assert torch.equal(*results)

@@ -1,4 +1,4 @@
-"""Position ids that collators ask for before the call, and those that others bring along."""
+"""Position ids that collators compute before the call, and position ids of other origin."""
 
 import inspect
 
@@ -22,7 +22,7 @@ def everything(family):
 
 
 def requested(model, sample):
-    """What `get_rope_index` says of a batch."""
+    """Return the result of `get_rope_index` for a batch."""
     return model.model.get_rope_index(
         sample["input_ids"], **{k: sample[k] for k in GRIDS if k in sample.inputs and k != "input_ids"}
     )
@@ -33,7 +33,7 @@ def keys_of(sample):
 
 
 def own_of(family):
-    """The spec of the ids that a model has before it is converted."""
+    """Return the spec of the position ids of the stock model."""
     seconds = ",tokens_per_second=4.0" if family == "qwen2_5_vl" else ""
     return f"{HOST_SCHEME[family]}(after=side{seconds})"
 
@@ -41,25 +41,25 @@ def own_of(family):
 @partly(1)
 @cases("spec", SPECS)
 @cases("family", QWEN)
-def test_ids_requested_are_those_of_the_scheme(family, spec):
+def test_ids_equal_those_of_the_scheme(family, spec):
     model, sample = converted(family, spec), everything(family)
     scheme, mask = scheme_of(family, spec), sample.stream.mask
-    made = scheme.coordinates(sample.stream)
+    positions = scheme.coordinates(sample.stream)
     ids, delta = requested(model, sample)
     assert ids.shape == (scheme.axes, *sample["input_ids"].shape)
-    assert torch.equal(ids.double(), made.ids)
-    assert torch.equal(delta.double(), made.delta())
+    assert torch.equal(ids.double(), positions.ids)
+    assert torch.equal(delta.double(), positions.delta())
     assert (
         ids.dtype == delta.dtype == (torch.float64 if scheme.name in ("circlerope", "v2pe") else torch.long)
     )
     with torch.no_grad():
         expected = model(**sample.inputs).logits[mask]
-        for said in (ids, torch.cat([keys_of(sample), ids])):
-            assert torch.equal(model(**sample.inputs, position_ids=said).logits[mask], expected)
+        for position_ids in (ids, torch.cat([keys_of(sample), ids])):
+            assert torch.equal(model(**sample.inputs, position_ids=position_ids).logits[mask], expected)
 
 
 @cases("family", QWEN)
-def test_ids_of_the_own_scheme_are_those_of_before(family):
+def test_ids_of_the_stock_scheme_equal_stock(family):
     if family == "qwen2_5_vl":
         needs("5.18", "the stock model rounds the seconds between frames down")
     sample = everything(family)
@@ -67,9 +67,12 @@ def test_ids_of_the_own_scheme_are_those_of_before(family):
     actual = requested(converted(family, own_of(family)), sample)
     assert actual[0].dtype == before[0].dtype
     assert torch.equal(actual[0], before[0])
-    alone = batch(family, [7], [3, "image", 4, "wide", 2])  # of a long video, before counts past the text
+    video_sample = batch(
+        family, [7], [3, "image", 4, "wide", 2]
+    )  # of a long video, before counts past the text
     assert torch.equal(
-        requested(converted(family, own_of(family)), alone)[1], requested(copy_of(family), alone)[1]
+        requested(converted(family, own_of(family)), video_sample)[1],
+        requested(copy_of(family), video_sample)[1],
     )
 
 
@@ -89,7 +92,7 @@ def test_methods_keep_their_signatures(family, name):
 
 
 @cases("family", FAMILIES)
-def test_arguments_by_position_go_where_they_went(family):
+def test_positional_arguments(family):
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
     order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
     with torch.no_grad():
@@ -104,8 +107,8 @@ def test_arguments_by_position_go_where_they_went(family):
 @cases("rows", [3, 4])
 @cases("spec", ["videorope", "mmrope(scale=[1.0,2.0,1.0])", "omnirope", "vrope", "v2pe"])
 @cases("family", QWEN)
-def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
-    """A collator that holds a stock model, or its own copy of the function, gives them."""
+def test_stock_ids_are_rejected(family, spec, rows):
+    """They come from a collator with a stock model, or with its own copy of the function."""
     if family == "qwen2_5_vl":
         needs("5.18", "the stock model rounds the seconds between frames down")
     model, sample = converted(family, spec), everything(family)
@@ -122,7 +125,7 @@ def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
 
 @cases("family", QWEN)
 def test_four_rows_without_grids_are_refused_for_four_axes(family):
-    """Packed text and embedded images: the first row numbers the tokens, so the others are three axes."""
+    """Packed text and embedded images: the first row numbers the tokens, the others are three axes."""
     model = converted(family, "vrope")
     tokens, keys = torch.arange(1, 9)[None], torch.arange(8)[None, None]
     with torch.no_grad():
@@ -137,8 +140,8 @@ def test_four_rows_without_grids_are_refused_for_four_axes(family):
         )
 
 
-def test_ids_of_packed_samples_are_known_again():
-    """Ordinary ids before three axes mark the starts of samples, so packing is detected there too."""
+def test_ids_of_packed_samples_are_recognised():
+    """One-dimensional ids before three axes mark the starts of samples, so packing is detected."""
     parts = [batch("qwen2_vl", [3, "image", 4], seed=s) for s in (1, 2)]
     one = {k: torch.cat([p[k] for p in parts], 1) for k in ("input_ids", "mm_token_type_ids")}
     one |= {k: torch.cat([p[k] for p in parts]) for k in ("pixel_values", "image_grid_thw")}
@@ -159,21 +162,21 @@ def test_ids_of_packed_samples_are_known_again():
 def test_positions_of_a_call_can_be_requested(family):
     model, sample = converted(family, "v2pe(stride=4)"), everything(family)
     grids = {k: sample[k] for k in GRIDS if k in sample.inputs}
-    ask = model.model.compute_3d_position_ids
-    empty = dict.fromkeys(inspect.signature(ask).parameters)
+    positions_of = model.model.compute_3d_position_ids
+    empty = dict.fromkeys(inspect.signature(positions_of).parameters)
     expected = scheme_of(family, "v2pe(stride=4)").coordinates(sample.stream)
-    assert torch.equal(ask(**empty | {"input_ids": sample["input_ids"]} | grids), expected.ids)
-    assert ask(**empty | {"input_ids": sample["input_ids"]}) is None
+    assert torch.equal(positions_of(**empty | {"input_ids": sample["input_ids"]} | grids), expected.ids)
+    assert positions_of(**empty | {"input_ids": sample["input_ids"]}) is None
     with torch.no_grad():
         cache = model(**sample.inputs, use_cache=True)[CACHE]
     words = torch.ones(3, 2, dtype=torch.long)
     recorded = sample.with_tokens(words)["attention_mask"]
-    said = ask(**empty | {"input_ids": words, "attention_mask": recorded, CACHE: cache})
-    assert torch.equal(said, expected.decode(2))
+    actual = positions_of(**empty | {"input_ids": words, "attention_mask": recorded, CACHE: cache})
+    assert torch.equal(actual, expected.decode(2))
     assert model.model.rope_deltas is None
 
 
-def test_what_is_not_an_index_is_refused():
+def test_invalid_masks_and_dtypes_are_rejected():
     model, sample = converted("qwen2_vl", "videorope"), everything("qwen2_vl")
     numbered = sample["attention_mask"] * 2
     with pytest.raises(InputError, match="one by one"):
@@ -186,12 +189,12 @@ def test_what_is_not_an_index_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_model_inside_alone(family, spec):
-    """Its forward pass is right below a head of before; a head that would count by itself refuses."""
-    sample, whole, inner = everything_of(family), converted(family, spec), copy_of(family)
+def test_conversion_of_the_inner_model_only(family, spec):
+    """Its forward pass is correct inside a stock head; a head that computes positions itself raises."""
+    sample, complete, inner = everything_of(family), converted(family, spec), copy_of(family)
     vispe.convert(inner.model, spec)
     with torch.no_grad():
-        assert torch.equal(inner(**sample.inputs).logits, whole(**sample.inputs).logits)
+        assert torch.equal(inner(**sample.inputs).logits, complete(**sample.inputs).logits)
     settings = {"max_new_tokens": 3, "do_sample": False}
     if family in QWEN:
         for inputs in (sample.inputs, batch(family, [5]).inputs):
@@ -205,11 +208,11 @@ def test_the_model_inside_alone(family, spec):
             inner.generate(**sample.inputs, **settings)
     else:
         assert torch.equal(
-            inner.generate(**sample.inputs, **settings), whole.generate(**sample.inputs, **settings)
+            inner.generate(**sample.inputs, **settings), complete.generate(**sample.inputs, **settings)
         )
     vispe.convert(inner, spec)
     assert torch.equal(
-        inner.generate(**sample.inputs, **settings), whole.generate(**sample.inputs, **settings)
+        inner.generate(**sample.inputs, **settings), complete.generate(**sample.inputs, **settings)
     )
     vispe.restore(inner)
     assert torch.equal(

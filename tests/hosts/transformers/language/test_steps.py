@@ -1,4 +1,4 @@
-"""Single tokens after a cache: their rotation is computed for many at once, with the same bits as one by one."""
+"""Single tokens after a cache: their rotation is computed for many steps at once, bit-equal to one by one."""
 
 import copy
 
@@ -28,7 +28,7 @@ WAYS = {
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The steps that took the short way."""
+    """Return the steps that took the fast path."""
     taken, step_of = [], converted_model.step_of
 
     def counted(*args):
@@ -43,7 +43,7 @@ def steps(monkeypatch):
 
 
 def both(model, inputs, steps, monkeypatch, **settings):
-    """Return what is generated the short way, and one token at a time."""
+    """Return the output of the fast path, and of generation one token at a time."""
     actual = model.generate(**inputs, **LONG, **settings)
     assert steps
     with monkeypatch.context() as patch:
@@ -73,7 +73,7 @@ def test_a_batch_with_padding(family, spec, steps, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_of_generation(way, steps, monkeypatch):
+def test_generation_methods(way, steps, monkeypatch):
     sample = batch("qwen2_5_vl", [4], [3, "image", 4, "wide", 2], padding="left")
     assert_equal(*both(converted("qwen2_5_vl", "vrope"), sample.inputs, steps, monkeypatch, **WAYS[way]))
 
@@ -92,7 +92,7 @@ def test_all_families(family, steps, monkeypatch):
 
 @pytest.mark.parametrize("family", QWEN)
 def test_a_loop_over_a_cache(family, steps):
-    """Without position ids, with two turns, and with the cache cropped in between."""
+    """Without position ids, with two turns, and with a cache that is cropped between them."""
     model, sample = converted(family, "vrope"), batch(family, [3, "image", 4, "wide", 2])
     tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.no_grad():
@@ -110,13 +110,13 @@ def test_a_loop_over_a_cache(family, steps):
 
 
 def test_rotation_is_computed_once_for_many_tokens(steps, monkeypatch):
-    made = []
+    calls = []
     rotated = rotations.rotation_of_kind
-    monkeypatch.setattr(rotations, "rotation_of_kind", lambda *args: made.append(args) or rotated(*args))
+    monkeypatch.setattr(rotations, "rotation_of_kind", lambda *args: calls.append(args) or rotated(*args))
     monkeypatch.setattr(rotations, "STEPS", position_assignment.STEPS)
     sample = batch("qwen2_vl", [3, "image", 4])
     converted("qwen2_vl", "vrope").generate(**sample.inputs, max_new_tokens=20, do_sample=False)
-    assert len(made) == 2  # the prompt, then all steps
+    assert len(calls) == 2  # the prompt, then all steps
 
 
 def test_a_cache_made_in_inference_mode_can_be_trained_on(steps):
@@ -130,10 +130,10 @@ def test_a_cache_made_in_inference_mode_can_be_trained_on(steps):
 
 @cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
-def test_a_step_may_be_padding_in_some_rows(family):
-    """Padding is counted for nothing, whether it comes alone or with a turn in which a row has no token."""
+def test_steps_with_padding_in_some_rows(family):
+    """Padding is not counted, in a call of its own or in a turn in which a row has no token."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [6])
-    turn = batch(family, [3], [1, "image", 2])
+    second_turn = batch(family, [3], [1, "image", 2])
     tokens = torch.tensor([[5, 6, 7, 8], [0, 9, 0, 10]])
     mask = sample["attention_mask"]
     cache = model(**sample.inputs)[CACHE]
@@ -143,15 +143,15 @@ def test_a_step_may_be_padding_in_some_rows(family):
     longer = sample.with_tokens(tokens) | {"attention_mask": mask}
     torch.testing.assert_close(actual, model(**longer).logits[:, -1], rtol=1e-5, atol=1e-5)
     # a turn with an image, in which the first row has no token
-    mask = torch.cat([mask, torch.zeros_like(turn["attention_mask"])], 1)
-    mask[1, -turn["input_ids"].shape[1] :] = 1
-    inputs = turn.without("attention_mask")
+    mask = torch.cat([mask, torch.zeros_like(second_turn["attention_mask"])], 1)
+    mask[1, -second_turn["input_ids"].shape[1] :] = 1
+    inputs = second_turn.without("attention_mask")
     model(**inputs, attention_mask=mask, **{CACHE: cache})
     mask = torch.cat([mask, torch.ones(2, 2, dtype=torch.long)], 1)
     words = torch.tensor([[11, 12], [11, 12]])
     first = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits[:1]
-    whole = sample.with_tokens(torch.tensor([[5, 6, 7, 8, 11, 12]]).expand(2, 6))
-    torch.testing.assert_close(first, model(**whole).logits[:1, -2:], rtol=1e-5, atol=1e-5)
+    complete = sample.with_tokens(torch.tensor([[5, 6, 7, 8, 11, 12]]).expand(2, 6))
+    torch.testing.assert_close(first, model(**complete).logits[:1, -2:], rtol=1e-5, atol=1e-5)
 
 
 @partly(1)
@@ -163,15 +163,19 @@ def test_rows_that_ended_before_others_in_generate(family, length, image):
     """Their further tokens are padding in the mask of the next turn, with or without `generate`."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [6])
     out = model.generate(**sample.inputs, **LONG)
-    said = out.sequences[:, sample["input_ids"].shape[1] : -1]
-    whole = sample.with_tokens(said)
-    whole["attention_mask"][1, -3:] = 0
-    turn = batch(family, [1, "image", 2], [3], seed=5) if image else batch(family, [length], [length], seed=5)
-    more = {n: torch.cat([whole[n], turn[n]], 1) for n in ("input_ids", "attention_mask")}
+    tokens = out.sequences[:, sample["input_ids"].shape[1] : -1]
+    complete = sample.with_tokens(tokens)
+    complete["attention_mask"][1, -3:] = 0
+    second_turn = (
+        batch(family, [1, "image", 2], [3], seed=5) if image else batch(family, [length], [length], seed=5)
+    )
+    more = {n: torch.cat([complete[n], second_turn[n]], 1) for n in ("input_ids", "attention_mask")}
     images = ("pixel_values", "image_grid_thw")
-    more |= {n: torch.cat([s[n] for s in (sample, turn) if n in s.inputs]) for n in images if n in whole}
+    more |= {
+        n: torch.cat([s[n] for s in (sample, second_turn) if n in s.inputs]) for n in images if n in complete
+    }
     expected = model(**more).logits[:, -1]
-    inputs = {n: turn[n] for n in ("input_ids", *images) if n in turn.inputs}
+    inputs = {n: second_turn[n] for n in ("input_ids", *images) if n in second_turn.inputs}
     cache = copy.deepcopy(out[CACHE])
     actual = model(**inputs, attention_mask=more["attention_mask"], **{CACHE: cache}).logits[:, -1]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -194,16 +198,16 @@ def test_rows_that_ended_before_others_in_generate(family, length, image):
 @cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
 def test_padding_before_the_first_image_of_a_conversation(family):
-    """Text without images counts padding, as the stock model does; from the first image on, no padding is counted."""
+    """Text without images counts padding, as in the stock model; from the first image on, padding is not counted."""
     model, first = converted(family, "mrope_i"), batch(family, [4], [4])
-    turn, words = batch(family, [2, "image", 1], [3]), torch.tensor([[5, 6], [7, 8]])
-    ids = torch.cat([first["input_ids"], turn["input_ids"], words], 1)
-    mask = torch.cat([first["attention_mask"], turn["attention_mask"], torch.ones_like(words)], 1)
-    whole = turn.inputs | {"input_ids": ids, "attention_mask": mask}
-    whole.pop("mm_token_type_ids", None)
-    expected = model(**whole).logits[:, -2:]
+    second_turn, words = batch(family, [2, "image", 1], [3]), torch.tensor([[5, 6], [7, 8]])
+    ids = torch.cat([first["input_ids"], second_turn["input_ids"], words], 1)
+    mask = torch.cat([first["attention_mask"], second_turn["attention_mask"], torch.ones_like(words)], 1)
+    complete = second_turn.inputs | {"input_ids": ids, "attention_mask": mask}
+    complete.pop("mm_token_type_ids", None)
+    expected = model(**complete).logits[:, -2:]
     cache = model(**first.inputs)[CACHE]
-    model(**turn.inputs | {"attention_mask": mask[:, :-2]}, **{CACHE: cache})
+    model(**second_turn.inputs | {"attention_mask": mask[:, :-2]}, **{CACHE: cache})
     actual = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -214,21 +218,28 @@ def test_padding_before_the_first_image_of_a_conversation(family):
 def test_padding_before_text_does_not_separate_it_from_later_images(family, spec):
     """Rows and columns of images that are counted from 0 are as far from the text as without padding."""
     model = vispe.convert(copy_of(family), spec)
-    first, turn, word = batch(family, [2], [6]), batch(family, [1, "image", 2], [3]), torch.tensor([[5], [6]])
-    mask = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
+    first, second_turn, word = (
+        batch(family, [2], [6]),
+        batch(family, [1, "image", 2], [3]),
+        torch.tensor([[5], [6]]),
+    )
+    mask = torch.cat([first["attention_mask"], second_turn["attention_mask"]], 1)
     cache = model(**first.inputs)[CACHE]
-    actual = [model(**turn.inputs | {"attention_mask": mask}, **{CACHE: cache}).logits[0]]
-    for again in (turn.inputs | {"attention_mask": torch.cat([mask, turn["attention_mask"]], 1)}, None):
-        mask = torch.cat([mask, turn["attention_mask"] if again else torch.ones_like(word)], 1)
-        call = again or {"input_ids": word, "attention_mask": mask}
+    actual = [model(**second_turn.inputs | {"attention_mask": mask}, **{CACHE: cache}).logits[0]]
+    for inputs in (
+        second_turn.inputs | {"attention_mask": torch.cat([mask, second_turn["attention_mask"]], 1)},
+        None,
+    ):
+        mask = torch.cat([mask, second_turn["attention_mask"] if inputs else torch.ones_like(word)], 1)
+        call = inputs or {"input_ids": word, "attention_mask": mask}
         actual.append(model(**call, **{CACHE: cache}).logits[0])
-    ids = [first["input_ids"][:1, -2:], *[turn["input_ids"][:1]] * 2, word[:1]]
-    alone = {"input_ids": torch.cat(ids, 1)}
+    ids = [first["input_ids"][:1, -2:], *[second_turn["input_ids"][:1]] * 2, word[:1]]
+    unpadded = {"input_ids": torch.cat(ids, 1)}
     for name in ("pixel_values", "image_grid_thw"):
-        if name in turn.inputs:
-            alone[name] = torch.cat([turn[name]] * 2)
-    expected = model(**alone).logits[0, 2:]
+        if name in second_turn.inputs:
+            unpadded[name] = torch.cat([second_turn[name]] * 2)
+    expected = model(**unpadded).logits[0, 2:]
     if spec == "xdrope":  # each call numbers its images from 0
-        length = turn["input_ids"].shape[1]
+        length = second_turn["input_ids"].shape[1]
         expected, actual = expected[:length], actual[:1]
     torch.testing.assert_close(torch.cat(actual), expected, rtol=1e-5, atol=1e-5)

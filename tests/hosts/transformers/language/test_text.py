@@ -1,4 +1,4 @@
-"""Text alone: the same bits before and after, whatever the scheme, the precision and the padding."""
+"""Text without images is bit-equal before and after conversion, for every scheme, precision and padding."""
 
 import functools
 import warnings
@@ -25,20 +25,20 @@ PAIRS = [
 
 
 def prompts(family):
-    """Padded on the left and on the right; one row is not padded."""
+    """Return prompts padded on the left and on the right; one row is not padded."""
     for padding in ("left", "right"):
         yield batch(family, [5], [9], [1], padding=padding)
 
 
 @functools.cache
 def changing(family, dtype):
-    """A model that is converted again and again."""
+    """Return a model that is converted repeatedly."""
     return copy_of(family, 1, dtype)
 
 
 @functools.cache
 def stock_logits(family, dtype):
-    """Of all prompts."""
+    """Return stock logits of all prompts."""
     return [stock(family, 1, dtype)(**p.inputs).logits for p in prompts(family)]
 
 
@@ -91,7 +91,7 @@ def test_generation_is_bit_equal(family, scheme, dtype):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_cached_loop_is_bit_equal(family):
-    """Right-padded rows go on after their padding; what a call after an image computes is not changed by it."""
+    """Right-padded rows continue after their padding, unaffected by a call after an image."""
     model, before = converted(family, "mrope_i"), copy_of(family)
     model(**batch(family, [2, "image", 2], [1, "wide"]).inputs)
     for sample in (batch(family, [6], [6]), batch(family, [5], [9], padding="left")):

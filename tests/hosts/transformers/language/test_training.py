@@ -1,4 +1,4 @@
-"""Training: no mask, fractions and shared ids, packing, gradient checkpointing."""
+"""Training: without mask, fractional and shared ids, packing, gradient checkpointing."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ KINDS = ["v2pe", "mousi", "rope_dhr", "mrope_i"]
 
 
 def trained(family, spec, kv_heads=1):
-    """A converted model in training mode."""
+    """Return a converted model in training mode."""
     return vispe.convert(copy_of(family, kv_heads), spec).train()
 
 
 def gradients(model, logits):
-    """Of every weight that has one, for a random cotangent."""
+    """Return the gradient of every weight that has one, for a random cotangent."""
     model.zero_grad()
     seed = torch.Generator().manual_seed(5)
     (logits * torch.randn(logits.shape, generator=seed)).sum().backward()
@@ -28,17 +28,17 @@ def gradients(model, logits):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
+def test_ids_with_other_steps_than_one_do_not_split_attention(family, spec):
     model = trained(family, spec)
-    bare = batch(family, [4, "image", 3, "wide", 2], mask=False)
+    unmasked = batch(family, [4, "image", 3, "wide", 2], mask=False)
     masked = batch(family, [4, "image", 3, "wide", 2])
     actual, expected = [], []
-    for out, sample in ((actual, bare), (expected, masked)):
+    for out, sample in ((actual, unmasked), (expected, masked)):
         torch.manual_seed(11)  # v2pe draws its strides
         logits = model(**sample.inputs).logits
         out.extend((logits, gradients(model, logits)))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
-    changed = dict(bare.inputs, input_ids=bare["input_ids"].clone())
+    changed = dict(unmasked.inputs, input_ids=unmasked["input_ids"].clone())
     changed["input_ids"][0, 0] = changed["input_ids"][0, 0] % 200 + 7
     torch.manual_seed(11)
     with torch.no_grad():
@@ -51,18 +51,18 @@ def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
 def test_strides_are_drawn_in_training_only(family):
     model, sample = trained(family, "v2pe"), batch(family, [4, "image", 3])
     with torch.no_grad():
-        drawn = torch.stack([model(**sample.inputs).logits[0, -1] for _ in range(6)])
+        logits = torch.stack([model(**sample.inputs).logits[0, -1] for _ in range(6)])
         model.eval()
         fixed = torch.stack([model(**sample.inputs).logits[0, -1] for _ in range(2)])
-    assert len({tuple(d.tolist()) for d in drawn}) > 1
+    assert len({tuple(d.tolist()) for d in logits}) > 1
     assert torch.equal(fixed[0], fixed[1])
 
 
 @partly(1)
 @cases("spec", ["mrope_i", "v2pe"])
 @cases("family", FAMILIES)
-def test_packing_cuts_exactly(family, spec):
-    """Ids that start again at 0 begin another sample, with positions and attention of its own."""
+def test_packing_isolates_samples(family, spec):
+    """Ids that restart at 0 begin another sample, with separate positions and attention."""
     model = vispe.convert(copy_of(family), spec)
     rows = [3, "image", 4], [2, "wide", 1, "image", 2], [5]
     parts = [batch(family, row, seed=s, mask=False) for s, row in enumerate(rows)]
@@ -93,8 +93,8 @@ def test_packing_cuts_exactly(family, spec):
 
 
 @cases("family", FAMILIES)
-def test_packing_takes_coordinates_too(family):
-    """Keys that start again at 0, and coordinates of one's own alongside them."""
+def test_packing_with_coordinates(family):
+    """Keys that restart at 0, with custom coordinates."""
     model = vispe.convert(copy_of(family), "v2pe")
     first, second = (batch(family, row, mask=False) for row in ([6], [8]))
     tokens = torch.cat([first["input_ids"], second["input_ids"]], 1)
@@ -115,7 +115,7 @@ def test_packing_takes_coordinates_too(family):
     ("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)]
 )
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
+def test_gradient_checkpointing_does_not_change_gradients(family, spec, reentrant):
     sample = batch(family, [3, "image", 4], [2, "wide", 3])
     labels = sample["input_ids"].masked_fill(sample["input_ids"] > 249, -100)
     results = []
@@ -136,8 +136,8 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentrant):
-    """A layer is checkpointed only where the outermost of its forwards is that of the checkpoint."""
+def test_checkpointing_recomputes_every_layer(family, reentrant):
+    """A layer is checkpointed only if the checkpoint wraps its outermost forward."""
     model = vispe.convert(copy_of(family), "vrope").train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     layers, runs = model.model.language_model.layers, []

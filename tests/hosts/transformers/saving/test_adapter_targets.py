@@ -1,4 +1,4 @@
-"""Adapters on the layers of a host by name: maps of encodings with the same names are neither wrapped nor an error."""
+"""Adapters on layers of a host by name: layers of encodings with the same names are not wrapped and raise no error."""
 
 import functools
 import json
@@ -25,12 +25,12 @@ SPECS = [name for name, shapes in TABLE.items() if any(path.endswith(".weight") 
 
 
 def deep():
-    """A tower with so many layers that peft shortens their names to `out_proj` and the like."""
+    """Return a tower with so many layers that peft shortens their names to `out_proj` and similar."""
     config = transformers.SiglipVisionConfig(**VISION | {"num_hidden_layers": 5, "vision_use_head": False})
     return transformers.SiglipVisionModel(config)
 
 
-def whole(name):
+def windowed(name):
     return lambda: windows.MODELS[name][0]()
 
 
@@ -42,7 +42,7 @@ MODELS |= {
 }
 MODELS |= {"siglip": (deep, 16)}
 MODELS |= {
-    name: (whole(name), windows.MODELS[name][1])
+    name: (windowed(name), windows.MODELS[name][1])
     for name in ("timm_sam", "timm_swin_v2", "hub_swin", "hub_vitdet")
 }
 PAIRS = [
@@ -59,7 +59,7 @@ PAIRS += [
 
 
 def names_of(stock):
-    """Return the last parts of the names of linear layers that name nothing else in the stock model."""
+    """Return the last parts of the names of linear layers that are unique in the stock model."""
     linear = {n.rpartition(".")[2] for n, m in stock.named_modules() if isinstance(m, nn.Linear)}
     others = {n.rpartition(".")[2] for n, m in stock.named_modules() if not isinstance(m, nn.Linear)}
     return sorted(linear - others)
@@ -75,25 +75,25 @@ def outputs(model, side):
 
 
 def merged(tuned, side):
-    """Return the outputs with adapters, and after they were merged into the weights."""
+    """Return the outputs with adapters before and after merging."""
     with torch.no_grad():
         return outputs(tuned.eval(), side), outputs(tuned.merge_and_unload(), side)
 
 
-def near(actual, expected):
+def close(actual, expected):
     return torch.allclose(actual, expected, rtol=2e-3, atol=2e-3 * float(expected.abs().max()))
 
 
 @functools.cache
 def stock_merges(host):
-    """Whether merging keeps the outputs of the stock host.
+    """Return whether merging keeps the outputs of the stock host.
 
-    EVA and `torch.nn.MultiheadAttention` read the weights of layers without calling the layers, so their adapters act
-    only once they are merged.
+    EVA and `torch.nn.MultiheadAttention` read the weights of layers without calling the layers, so their adapters have
+    an effect only after merging.
     """
     make, side = MODELS[host]
     torch.manual_seed(0)
-    return near(*merged(lora(shake(make().float(), 3), "all-linear", init_lora_weights=False), side))
+    return close(*merged(lora(shake(make().float(), 3), "all-linear", init_lora_weights=False), side))
 
 
 def check(host, spec, form):
@@ -123,7 +123,7 @@ def check(host, spec, form):
     assert grads
     assert all(g.isfinite().all() for g in grads)
     if stock_merges(host):
-        assert near(*merged(tuned, side))
+        assert close(*merged(tuned, side))
 
 
 @pytest.mark.slow
@@ -134,13 +134,13 @@ def test_adapters_on_layers_of_the_host(host, spec, form):
 
 
 @cases("targets", [["pe_qk.0"], ["out_proj", "pe_qk.0"], r".*pe_qk\.0"])
-def test_names_that_only_an_encoding_has_are_refused_by_peft(targets):
+def test_peft_rejects_names_that_only_an_encoding_has(targets):
     with pytest.raises(ValueError, match="PreciseLinear"):
         lora(vispe.convert(build("CLIPVisionModel"), "seqpe"), targets)
 
 
-def test_an_adapter_of_the_stock_model_loads_into_a_converted_one(tmp_path):
-    """The names in its file were chosen without the encoding."""
+def test_an_adapter_of_the_stock_model_loads_into_a_converted_model(tmp_path):
+    """Target names in the file were selected without the encoding."""
     lora(deep(), "all-linear", init_lora_weights=False).save_pretrained(tmp_path)
     assert "out_proj" in json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     result = peft.PeftModel.from_pretrained(vispe.convert(deep(), "seqpe"), tmp_path)
@@ -149,7 +149,7 @@ def test_an_adapter_of_the_stock_model_loads_into_a_converted_one(tmp_path):
     assert not [n for n in adapted if "pos_enc" in n]
 
 
-def test_adapters_of_other_kinds_and_injected_ones():
+def test_other_kinds_of_adapters_and_injection():
     model = vispe.convert(build("CLIPVisionModel"), "seqpe")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["out_proj"], r=2), model)
     assert sum("lora_A" in n for n, _ in model.named_parameters()) == 2
@@ -165,8 +165,8 @@ def test_modules_of_other_libraries_called_pos_enc_are_adapted():
     assert any("lora_A" in n for n, _ in lora(model, ["out_proj"]).named_parameters())
 
 
-def test_without_the_wrappers_peft_refuses():
-    """peft still selects modules by the ends of their names; where it does not, the wrappers may go."""
+def test_peft_raises_without_the_wrappers():
+    """peft selects modules by the ends of their names; the wrappers are needed as long as this fails."""
     peft_adapters.uninstall()
     try:
         with pytest.raises(ValueError, match="PreciseLinear"):

@@ -1,4 +1,4 @@
-"""Models that are built without values: on the meta device, and filled afterwards."""
+"""Models built without values: on the meta device, and loaded afterwards."""
 
 import copy
 
@@ -16,7 +16,7 @@ SPECS = ("mrope_i", "vrope", "hope_vlm", "mhrope(sections=[1,0,1])")
 
 
 def on_meta(family, spec, inside):
-    """A converted model without values; `inside` whether it is converted under the meta device too."""
+    """Return a converted model without values; `inside`, whether it is converted under the meta device."""
     with torch.device("meta"):
         model = getattr(transformers, CLASSES[family])(config(family, 2)).eval()
         if inside:
@@ -32,7 +32,7 @@ def allocated(model):
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_emptied_models_know_their_allocation(family, spec, inside):
+def test_emptied_models_store_their_allocation(family, spec, inside):
     model = on_meta(family, spec, inside)
     assert allocated(model).is_meta
     expected = allocated(converted(family, spec, 2))
@@ -45,7 +45,7 @@ def test_emptied_models_know_their_allocation(family, spec, inside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_can_come_later(family):
+def test_weights_are_loaded_later(family):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     expected = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")
     model = on_meta(family, "vrope", True)
@@ -80,8 +80,8 @@ def vision_model(name):
 
 
 @cases("name", ["CLIP", "Siglip", "Siglip2"])
-def test_placeholders_of_tables_have_no_values_to_load(name):
-    """Models that are built without values, and loaded by accelerate or with weights of another dtype."""
+def test_placeholders_of_tables_are_not_loaded(name):
+    """Models built without values and loaded by accelerate, or with weights of another dtype."""
     accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
     source = vispe.convert(vision_model(name).double(), "alibi2d")
     inputs = {"pixel_values": torch.rand(2, 3, 16, 16).double()}

@@ -1,4 +1,4 @@
-"""The methods of transformers that vispe wraps: in any order of imports, for subclasses, and for nobody else."""
+"""Patched methods of transformers: any order of imports, subclasses, and unaffected models."""
 
 import copy
 import os
@@ -44,7 +44,7 @@ def save(model, folder):
 
 
 @pytest.mark.parametrize("order", [pytest.param(o, marks=pytest.mark.slow) for o in ORDERS])
-def test_a_stock_load_is_told_of_in_any_order_of_imports(order, tmp_path):
+def test_a_stock_load_warns_in_any_order_of_imports(order, tmp_path):
     save(vispe.convert(build("CLIPVisionModel"), "alibi2d"), tmp_path)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-c", f"{ORDERS[order]}\n{CHECK}", str(tmp_path)]
@@ -52,7 +52,7 @@ def test_a_stock_load_is_told_of_in_any_order_of_imports(order, tmp_path):
     assert done.stdout == "warned\n", done.stderr
 
 
-def test_models_without_an_encoding_are_saved_and_loaded_as_ever(tmp_path):
+def test_models_without_an_encoding_are_saved_and_loaded_unchanged(tmp_path):
     model = build("CLIPModel")
     with warnings.catch_warnings(action="error"):
         model.save_pretrained(tmp_path)
@@ -62,7 +62,7 @@ def test_models_without_an_encoding_are_saved_and_loaded_as_ever(tmp_path):
     assert "vispe" not in (tmp_path / "config.json").read_text()
 
 
-def test_subclasses_and_those_who_load_for_themselves(tmp_path):
+def test_subclasses_and_custom_loading(tmp_path):
     model = vispe.convert(build("CLIPVisionModel"), "alibi2d(slopes=learned)")
     save(model, tmp_path)
     with pytest.warns(UserWarning, match="was loaded without"):
@@ -73,7 +73,7 @@ def test_subclasses_and_those_who_load_for_themselves(tmp_path):
     same(vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path), model)
 
 
-def test_wrappers_come_off_and_go_on_once(tmp_path):
+def test_patches_are_installed_and_removed_once(tmp_path):
     base = transformers.PreTrainedModel
     wrapped = {name: vars(base)[name] for name in ("from_pretrained", "save_pretrained")}
     patch_save_load.install()
@@ -91,16 +91,16 @@ def test_wrappers_come_off_and_go_on_once(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["CLIPModel", "TimmWrapperModel", "InternVLVisionModel"])
-def test_copies_and_pickles_of_what_was_loaded(name, tmp_path):
+def test_copies_and_pickles_of_loaded_models(name, tmp_path):
     save(vispe.convert(build(name), "rope_mixed"), tmp_path)
     model = vispe.from_pretrained(getattr(transformers, name), tmp_path)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(again) is type(model)
-        same(again, model)
-        same(type(again).from_pretrained(tmp_path), model)
+    for duplicate in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(duplicate) is type(model)
+        same(duplicate, model)
+        same(type(duplicate).from_pretrained(tmp_path), model)
 
 
-def test_a_failure_in_between_leaves_the_next_load_alone(tmp_path):
+def test_a_failed_load_does_not_affect_the_next(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         vispe.from_pretrained(transformers.AutoModel, tmp_path / "nowhere")
     plain = build("CLIPVisionModel")

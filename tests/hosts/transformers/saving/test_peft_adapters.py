@@ -1,4 +1,4 @@
-"""Prefix and prompt tuning of peft: virtual tokens are text that comes before the prompt."""
+"""Prefix and prompt tuning of peft: virtual tokens are text before the prompt."""
 
 import warnings
 
@@ -34,7 +34,7 @@ def sampled(families):
 
 
 def tuned(family, spec=None, kind="PrefixTuningConfig", **options):
-    """A model with virtual tokens that are the same every time; stock without a spec."""
+    """Return a model with deterministic virtual tokens; stock without a spec."""
     model = model_of(family)
     if spec == "own":
         spec = family_of(model.model.config).own(model.model.config)
@@ -54,7 +54,7 @@ def logits(model, **inputs):
         return model(**inputs).logits
 
 
-def spoken(model, **inputs):
+def generate(model, **inputs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of peft, on names of the cache
         return model.generate(**inputs, max_new_tokens=4, do_sample=False)
@@ -62,7 +62,7 @@ def spoken(model, **inputs):
 
 @cases("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 @pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in NOT_PACKABLE))
-def test_text_is_that_of_the_stock_model(family, kind):
+def test_text_equals_the_stock_model(family, kind):
     if (family, kind[:6]) in STOCK_FAILS:
         pytest.skip("the stock model fails")
     if kind == "PromptTuningConfig" and family in QWEN:
@@ -75,11 +75,11 @@ def test_text_is_that_of_the_stock_model(family, kind):
             expected, actual = (x[SEEN.bool()] for x in (expected, actual))
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
         if kind == "PrefixTuningConfig" or len(inputs["input_ids"]) == 1:
-            assert torch.equal(spoken(model, **inputs), spoken(tuned(family, kind=kind), **inputs))
+            assert torch.equal(generate(model, **inputs), generate(tuned(family, kind=kind), **inputs))
 
 
 @cases("family", ["llava", "internvl"])
-def test_slots_are_trained_as_on_the_stock_model(family):
+def test_gradients_of_virtual_tokens_equal_the_stock_model(family):
     grads = []
     for model in (tuned(family), tuned(family, "mrope_i")):
         model.train()
@@ -92,15 +92,15 @@ def test_slots_are_trained_as_on_the_stock_model(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 @pytest.mark.parametrize("family", ["llava", "internvl", "gemma3", "smolvlm", "mistral3"])
-def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
+def test_the_scheme_of_the_stock_model_with_images(family, kind):
     inputs = {k: v for k, v in inputs_of(family, True, 3, 1).items() if not k.endswith("type_ids")}
     stock, model = tuned(family, kind=kind), tuned(family, "own", kind)
     torch.testing.assert_close(logits(model, **inputs), logits(stock, **inputs), rtol=0, atol=0)
-    assert torch.equal(spoken(model, **inputs), spoken(stock, **inputs))
+    assert torch.equal(generate(model, **inputs), generate(stock, **inputs))
 
 
 def rows(positions):
-    """Token indices and coordinates (1 + axes, b, s) of a language model, for a prompt or for one decoded token."""
+    """Return token indices and coordinates (1 + axes, b, s) for a prompt or one decoded token."""
     if isinstance(positions, DecodingStep):
         coordinates = positions.scheme.continue_text(positions.token_index, positions.offset)
     else:
@@ -109,7 +109,7 @@ def rows(positions):
 
 
 @cases("late", [False, True])
-def test_the_state_of_slots_has_coordinates_for_late_rotation_only(late):
+def test_the_state_of_virtual_tokens_has_coordinates_for_late_rotation_only(late):
     cache, tokens = DynamicCache(), torch.zeros(2, 7, dtype=torch.long)
     setattr(cache, PREFIX, True)
     cache.update(torch.zeros(2, 1, SLOTS, 8), torch.zeros(2, 1, SLOTS, 8), 0)
@@ -122,8 +122,8 @@ def test_the_state_of_slots_has_coordinates_for_late_rotation_only(late):
 @cases("late", [False, True])
 @cases("spec", ["own", "vrope", "v2pe(stride=4)"])
 @cases("family", ["qwen2_5_vl", "llava"])
-def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
-    """As many words in front of the prompt put it where slots do."""
+def test_images_after_virtual_tokens(family, spec, late):
+    """As many words in front of the prompt give the same positions."""
     model = tuned(family, spec, late_rotation=late)
     inner = model.get_base_model().model
     inputs = inputs_of(family, True, 3, 1)
@@ -143,8 +143,8 @@ def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
         model.get_base_model()(**longer)
         assert torch.equal(rows(positioned[0]), rows(positioned[1])[..., SLOTS:])
         positioned.clear()
-        spoken(model, **inputs)
-        spoken(model.get_base_model(), **longer)
+        generate(model, **inputs)
+        generate(model.get_base_model(), **longer)
     sample, expected = (
         [rows(p) for p in half]
         for half in (positioned[: len(positioned) // 2], positioned[len(positioned) // 2 :])
@@ -153,7 +153,7 @@ def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
     assert all(torch.equal(a, b) for a, b in zip(sample[1:], expected[1:], strict=True))
 
 
-def test_other_caches_without_a_state_are_refused():
+def test_other_caches_without_a_state_are_rejected():
     stock, model = model_of("llava"), vispe.convert(model_of("llava"), "mrope_i")
     with torch.no_grad():
         out = stock(input_ids=ROWS[1:])

@@ -1,4 +1,4 @@
-"""A converted model comes back as it was saved, and a stock load of it is never silent."""
+"""Saving and loading of converted models; loading as a stock model always warns."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def scheme(family, which):
 
 
 def with_tower(model, spec):
-    """Put an encoding with weights that nothing else has into the tower."""
+    """Add an encoding with distinctive weights to the tower."""
     vispe.convert(model, spec)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def save(model, folder, **options):
 
 
 def logits(model, family):
-    """The logits of a copy: weights in a mapped file may be aligned otherwise, which changes the last bit."""
+    """Return the logits of a copy: weights in a mapped file may be aligned differently, which changes the last bit."""
     with torch.no_grad():
         return copy.deepcopy(model)(**everything(family).inputs).logits
 
@@ -67,7 +67,7 @@ def same_model(actual, expected, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["own", "other"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_scheme_comes_back(family, which, tmp_path):
+def test_a_scheme_is_loaded(family, which, tmp_path):
     model = vispe.convert(copy_of(family), scheme(family, which))
     save(model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["vispe"]["version"] == vispe.__version__
@@ -90,17 +90,17 @@ def test_a_scheme_comes_back(family, which, tmp_path):
 @partly(0.5)
 @cases("spec", TOWERS)
 @cases("family", FAMILIES)
-def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_path):
+def test_an_encoding_of_the_tower_is_loaded_with_its_weights(family, spec, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), spec)
     save(model, tmp_path)
     actual = vispe.from_pretrained(AUTO, tmp_path)
     same_model(actual, model, family)
     vispe.convert(actual)  # everything that is named is there
     same_model(actual, model, family)
-    alone = with_tower(copy_of(family), spec)
-    save(alone, tmp_path / "alone")
+    unsaved = with_tower(copy_of(family), spec)
+    save(unsaved, tmp_path / "alone")
     same_model(
-        vispe.from_pretrained(getattr(transformers, CLASSES[family]), tmp_path / "alone"), alone, family
+        vispe.from_pretrained(getattr(transformers, CLASSES[family]), tmp_path / "alone"), unsaved, family
     )
 
 
@@ -141,7 +141,7 @@ def test_layers_on_several_devices(family, tmp_path):
 
 @partly(3)
 @cases("family", FAMILIES)
-def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
+def test_missing_and_unexpected_weights_raise(family, tmp_path):
     model = with_tower(copy_of(family), TOWERS[1])
     save(model, tmp_path)
     weights = model.state_dict()
@@ -161,12 +161,12 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
-    again = type(model)(model.config).eval()
-    again.load_state_dict(model.state_dict())
-    same_model(again, model, family)
-    again = type(model)._from_config(model.config).eval()
-    again.load_state_dict(model.state_dict())
-    same_model(again, model, family)
+    rebuilt = type(model)(model.config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    same_model(rebuilt, model, family)
+    rebuilt = type(model)._from_config(model.config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    same_model(rebuilt, model, family)
     inner = type(model.model)(model.config).eval()
     inner.load_state_dict(model.model.state_dict())
     same_model(_with_head(inner, model), model, family)
@@ -174,38 +174,38 @@ def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path
     actual, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     same_model(actual, model, family)
-    for part in (again, inner):
+    for part in (rebuilt, inner):
         vispe.restore(part)
-    assert all(type(a) is type(b) for a, b in zip(again.modules(), stock(family).modules(), strict=True))
+    assert all(type(a) is type(b) for a, b in zip(rebuilt.modules(), stock(family).modules(), strict=True))
 
 
 def _with_head(inner, model):
-    whole = copy.deepcopy(model)
-    whole.model = inner
-    return whole
+    complete = copy.deepcopy(model)
+    complete.model = inner
+    return complete
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configurations(family, tmp_path):
-    made = type(vispe.convert(copy_of(family), "v2pe"))
+    converted_class = type(vispe.convert(copy_of(family), "v2pe"))
     plain = copy_of(family)
-    again = made(copy.deepcopy(plain.config)).eval()
-    assert type(again) is type(plain)
-    again.load_state_dict(plain.state_dict())
-    assert torch.equal(logits(again, family), logits(plain, family))
+    rebuilt = converted_class(copy.deepcopy(plain.config)).eval()
+    assert type(rebuilt) is type(plain)
+    rebuilt.load_state_dict(plain.state_dict())
+    assert torch.equal(logits(rebuilt, family), logits(plain, family))
     assert torch.equal(
-        logits(vispe.convert(again, "v2pe"), family), logits(vispe.convert(copy_of(family), "v2pe"), family)
+        logits(vispe.convert(rebuilt, "v2pe"), family), logits(vispe.convert(copy_of(family), "v2pe"), family)
     )
     plain.save_pretrained(tmp_path)
-    actual = made.from_pretrained(tmp_path)
+    actual = converted_class.from_pretrained(tmp_path)
     assert type(actual) is type(plain)
     assert torch.equal(logits(actual, family), logits(plain, family))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "internvl"])
-def test_parts_of_a_converted_model_are_built_whole(family):
+def test_classes_of_parts_build_complete_parts(family):
     model = with_tower(vispe.convert(make(family), "v2pe"), TOWERS[1])
     for _, part in model.named_modules():
         config = getattr(part, "config", None)
@@ -223,14 +223,14 @@ def _stock(module):
 
 
 def _as_alone(model, part):
-    """The text model alone is stock: only the model around it knows the scheme."""
+    """Return modules; the language model inside is stock, only the surrounding model has the scheme."""
     if part is not model.model.language_model:
         return part.modules()
-    whole = vispe.restore(copy.deepcopy(model))
-    return whole.model.language_model.modules()
+    restored = vispe.restore(copy.deepcopy(model))
+    return restored.model.language_model.modules()
 
 
-def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
+def test_subclasses_of_a_converted_class_raise():
     model = vispe.convert(make("llava"), "v2pe")
     derived = type("Mine", (type(model),), {})
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_configuration_goes_everywhere(family, tmp_path):
+def test_the_configuration_can_be_copied_and_serialised(family, tmp_path):
     model = with_tower(
         vispe.convert(make(family), "mhrope(sections=[0,0,1])"),
         "alibi2d+learn" if family not in QWEN[:2] else "alibi2d",
@@ -253,26 +253,26 @@ def test_the_configuration_goes_everywhere(family, tmp_path):
     ):
         assert config.vispe == model.config.vispe
         assert config.vision_config.vispe == model.config.vision_config.vispe
-        again = type(model)(config).eval()
-        again.load_state_dict(model.state_dict())
-        assert torch.equal(logits(again, family), logits(model, family))
+        rebuilt = type(model)(config).eval()
+        rebuilt.load_state_dict(model.state_dict())
+        assert torch.equal(logits(rebuilt, family), logits(model, family))
     assert model.config.vispe["scheme"]["sections"] == [0, 0, 1]
     assert model.config.vispe["late_rotation"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_schemes())
-def test_every_scheme_is_said_in_plain_numbers(name):
+def test_every_scheme_is_json_serialisable(name):
     options = "(sections=[0,0,1])" if name == "mhrope" else ""
     with warnings.catch_warnings(action="ignore"):
         model = vispe.convert(make("qwen3_vl"), name + options)
     before = model.model.vispe_scheme
     config = type(model.config).from_dict(json.loads(json.dumps(model.config.to_dict())))
-    again = type(model)(config)
-    assert again.model.vispe_scheme == before
+    rebuilt = type(model)(config)
+    assert rebuilt.model.vispe_scheme == before
 
 
-def test_no_spec_and_none_that_is_named():
+def test_a_missing_and_an_invalid_spec():
     with pytest.raises(InputError, match="got that of a Qwen2VLForConditionalGeneration without one"):
         vispe.convert(make("qwen2_vl"))
     with pytest.raises(OptionError, match="got a Linear, which has no configuration"):
@@ -281,7 +281,7 @@ def test_no_spec_and_none_that_is_named():
         vispe.convert(vispe.convert(make("qwen2_vl"), "v2pe"), stride=4)
 
 
-def test_what_another_version_wrote_is_refused():
+def test_another_format_version_is_rejected():
     model = make("llava")
     model.config.vispe = {"version": "9.0", "schemes": ["v2pe"]}
     with pytest.raises(
@@ -290,18 +290,18 @@ def test_what_another_version_wrote_is_refused():
         vispe.convert(model)
 
 
-def test_the_absolute_table_of_a_loaded_tower_cannot_come_back(tmp_path):
+def test_the_absolute_table_of_a_loaded_tower_cannot_be_restored(tmp_path):
     model = with_tower(copy_of("llava"), "alibi2d")
     save(model, tmp_path)
     actual = vispe.from_pretrained(AUTO, tmp_path)
-    for ask in (lambda: vispe.restore(actual), lambda: vispe.convert(actual, "alibi2d", keep_abs=True)):
+    for convert in (lambda: vispe.restore(actual), lambda: vispe.convert(actual, "alibi2d", keep_abs=True)):
         with pytest.raises(UnsupportedCombination, match="saved without its absolute table"):
-            ask()
+            convert()
     same_model(actual, model, "llava")
     vispe.convert(actual, "rope_mixed")
 
 
-def test_weights_that_are_new_are_told_of(tmp_path):
+def test_new_weights_are_logged(tmp_path):
     model = with_tower(copy_of("llava"), "alibi2d(slopes=learned)")
     save(model, tmp_path)
     with pytest.warns(UserWarning, match=LOADED):

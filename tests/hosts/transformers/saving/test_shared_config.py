@@ -1,4 +1,4 @@
-"""Models that were built from one configuration share it, and each is saved with what it has itself."""
+"""Models built from one shared configuration: each is saved with its own encoding."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ VISION = ("CLIPModel", "SiglipVisionModel", "InternVLVisionModel", "TimmWrapperM
 
 
 def pair(model):
-    """Return a model and another one that shares its configuration."""
+    """Return a model and a second one that shares its configuration."""
     other = type(model)(model.config).eval()
     assert other.config is model.config
     return model, other
@@ -37,14 +37,14 @@ def language(family):
 
 
 def entries(config):
-    """Return a configuration without what transformers itself writes into it when a model is saved."""
+    """Return a configuration without the entries that transformers adds when saving."""
     if not isinstance(config, dict):
         return config
     return {name: entries(value) for name, value in config.items() if name not in ("architectures", "dtype")}
 
 
 def saved(model, folder):
-    """Return the file that `save_pretrained` writes; the configuration stays as it is."""
+    """Return the saved file; `save_pretrained` does not modify the configuration."""
     before = copy.deepcopy(model.config)
     model.save_pretrained(folder)
     assert entries(model.config.to_dict()) == entries(before.to_dict())
@@ -52,7 +52,7 @@ def saved(model, folder):
 
 
 def names_nothing(model, folder, plain):
-    """Assert that a stock model is saved as if no other model had been converted."""
+    """Assert that a stock model is saved without entries of a converted model."""
     result = saved(model, folder)
     assert "vispe" not in json.dumps(result)
     plain.save_pretrained(folder / "plain")
@@ -73,7 +73,7 @@ def test_a_stock_model_is_saved_as_stock(family, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_model_is_saved_with_its_own(family, tmp_path):
+def test_each_model_is_saved_with_its_encoding(family, tmp_path):
     first, second = language(family)
     vispe.convert(vispe.convert(first, "mrope_i"), "alibi2d")
     vispe.convert(second, "v2pe(stride=4)")
@@ -85,8 +85,8 @@ def test_each_model_is_saved_with_its_own(family, tmp_path):
     vispe.restore(first)  # takes the entries out of the shared configuration
     assert saved(second, tmp_path / "after") == result[1]
     for model, folder in ((second, "1"), (second, "after")):
-        again = vispe.from_pretrained(AUTO, tmp_path / folder)
-        assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+        reloaded = vispe.from_pretrained(AUTO, tmp_path / folder)
+        assert [type(m) for m in reloaded.modules()] == [type(m) for m in model.modules()]
 
 
 @pytest.mark.slow
@@ -101,14 +101,14 @@ def test_encodings_of_vision_models(name, tmp_path):
         text = json.dumps(saved(model, tmp_path / spec))
         assert spec in text
         assert other not in text
-        again = vispe.from_pretrained(getattr(transformers, name), tmp_path / spec)
-        assert again.state_dict().keys() == model.state_dict().keys()
+        reloaded = vispe.from_pretrained(getattr(transformers, name), tmp_path / spec)
+        assert reloaded.state_dict().keys() == model.state_dict().keys()
     vispe.restore(second)
     names_nothing(second, tmp_path / "restored", plain)
     assert "alibi2d" in json.dumps(saved(first, tmp_path / "last"))
 
 
-def test_arguments_of_timm_that_were_given_come_back(tmp_path):
+def test_arguments_of_timm_are_saved(tmp_path):
     config = copy.deepcopy(build("TimmWrapperModel").config)
     config.model_args["pos_embed"] = "none"
     first, second = pair(transformers.TimmWrapperModel(config))
@@ -126,19 +126,19 @@ def test_towers_of_timm_in_language_models(kind, tmp_path):
     assert saved(first, tmp_path)["vision_config"]["model_args"]["pos_embed"] == [{"name": "rope_mixed"}]
 
 
-def test_a_part_without_its_tower_names_nothing_of_it(tmp_path):
-    """The configuration of a text model that is the whole one may name an encoding of a tower that is not there."""
+def test_a_text_model_is_saved_without_the_encoding_of_the_tower(tmp_path):
+    """The complete configuration of a text model may name an encoding of an absent tower."""
     model = build("CLIPVisionModel")
     vispe.convert(model, "alibi2d")
     config = build("CLIPModel").config
     config.vision_config = model.config
-    alone = transformers.CLIPTextModel(config.text_config)
-    alone.config = config
-    assert "alibi2d" not in json.dumps(saved(alone, tmp_path))
+    text_model = transformers.CLIPTextModel(config.text_config)
+    text_model.config = config
+    assert "alibi2d" not in json.dumps(saved(text_model, tmp_path))
     assert "alibi2d" in json.dumps(saved(model, tmp_path))
 
 
-def test_configurations_are_as_before_when_saving_fails(tmp_path):
+def test_configurations_are_unchanged_when_saving_fails(tmp_path):
     first, second = pair(build("TimmWrapperModel"))
     vispe.convert(first, "alibi2d")
     before = copy.deepcopy(second.config.to_dict())
@@ -159,7 +159,7 @@ def test_adapters_on_one_of_two_models(tmp_path):
     assert "vispe" not in json.dumps(saved(base, tmp_path / "base"))
 
 
-def test_the_trainer_saves_what_its_model_has(tmp_path):
+def test_the_trainer_saves_the_encoding(tmp_path):
     first, second = language("llava")
     vispe.convert(first, "mrope_i")
     trainer(second, "llava", tmp_path / "stock", 1).save_model()
@@ -169,7 +169,7 @@ def test_the_trainer_saves_what_its_model_has(tmp_path):
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["vispe"]["scheme"]["name"] == "mrope_i"
 
 
-def test_weights_are_not_converted_by_the_entry_of_another_model(tmp_path):
+def test_entries_of_another_model_do_not_convert_weights(tmp_path):
     first, second = language("llava")
     vispe.convert(first, "mrope_i")
     second.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""What adapters and the Trainer save of a converted model comes back with its scheme and its encoding."""
+"""Adapters and the Trainer save the scheme and the encoding of a converted model."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ ADAPTED = "is saved without its base model, which has the position scheme"
 
 
 def adapted(model, **options):
-    """Put adapters that change something into a model."""
+    """Add adapters with an effect to a model."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **options)
     torch.manual_seed(3)
     return peft.get_peft_model(model, config).eval()
@@ -105,7 +105,7 @@ def trainer(model, family, folder, steps, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_training_goes_on_with_the_scheme(family, tmp_path):
+def test_training_continues_with_the_scheme(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
     unbroken = trainer(model, family, tmp_path, 4)
     with pytest.warns(UserWarning, match=SAVED):
@@ -138,6 +138,6 @@ def test_a_reference_model_and_an_average_of_weights():
     )
 
 
-def test_adapters_of_a_stock_model_are_saved_in_silence(tmp_path):
+def test_adapters_of_a_stock_model_are_saved_without_warnings(tmp_path):
     with warnings.catch_warnings(action="error", category=UserWarning):
         adapted(copy_of("llava")).save_pretrained(tmp_path)

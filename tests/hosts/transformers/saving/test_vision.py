@@ -1,4 +1,4 @@
-"""Vision models of transformers that are saved with an encoding: they come back whole, never as stock in silence."""
+"""Vision models of transformers saved with an encoding: they load completely; loading as stock always warns."""
 
 import copy
 import json
@@ -59,7 +59,7 @@ MODELS = (
 
 
 def outputs(model):
-    """Everything that a model says of two images; a copy, as weights in a mapped file may be aligned otherwise."""
+    """Return the outputs of a copy for two images; weights in a mapped file may be aligned differently."""
     model = copy.deepcopy(model)
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     words = {"input_ids": torch.tensor([[1, 3, 4, 2]])} if hasattr(model, "text_model") else {}
@@ -88,7 +88,7 @@ def same(actual, expected):
 @partly(0.25)
 @cases("spec", SPECS)
 @cases("name", MODELS)
-def test_a_vision_model_comes_back(name, spec, tmp_path):
+def test_a_vision_model_is_loaded(name, spec, tmp_path):
     model = converted(name, spec)
     timm_made = name.startswith("Timm")
     with warnings.catch_warnings(record=True) as caught:
@@ -100,9 +100,9 @@ def test_a_vision_model_comes_back(name, spec, tmp_path):
     )
     auto = getattr(transformers, name) if "Projection" in name else auto
     same(vispe.from_pretrained(auto, tmp_path), model)
-    again = type(model)(model.config).eval()
-    again.load_state_dict(model.state_dict())
-    same(again, model)
+    rebuilt = type(model)(model.config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    same(rebuilt, model)
     same(type(model).from_pretrained(tmp_path), model)
     if timm_made:  # transformers hands `model_args` to timm, which knows vispe's words once vispe is imported
         with warnings.catch_warnings(action="error"):
@@ -126,7 +126,7 @@ def test_random_buffers_of_an_encoding_are_loaded(spec, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_restoring_leaves_nothing_in_the_configuration(name):
+def test_restoring_cleans_the_configuration(name):
     model, plain = build(name), build(name)
     vispe.convert(model, "alibi2d")
     assert json.loads(json.dumps(model.config.to_dict())) != json.loads(json.dumps(plain.config.to_dict()))
@@ -137,7 +137,7 @@ def test_restoring_leaves_nothing_in_the_configuration(name):
     same(model, plain)
 
 
-def test_what_timm_was_requested_before_comes_back():
+def test_restoring_recovers_arguments_of_timm():
     config = copy.deepcopy(build("TimmWrapperModel").config)
     config.model_args["pos_embed"] = "none"
     model = transformers.TimmWrapperModel(config)
@@ -149,7 +149,7 @@ def test_what_timm_was_requested_before_comes_back():
 
 
 @cases("name", ["CLIPVisionModel", "TimmWrapperModel"])
-def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
+def test_a_table_that_was_not_saved_cannot_be_restored(name, tmp_path):
     model = converted(name, "alibi2d")
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
@@ -161,7 +161,7 @@ def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llava", "perception_lm"])
-def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
+def test_a_tower_of_timm_in_a_language_model_is_loaded(kind, tmp_path):
     model = with_timm(kind)
     inputs = batch("llava", [3, "image", 2]).inputs
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_that_was_converted_alone_is_saved_with_the_whole(tmp_path):
+def test_a_converted_part_is_saved_with_the_complete_model(tmp_path):
     model = build("CLIPModel")
     vispe.convert(model.vision_model, "alibi2d")
     with pytest.warns(UserWarning, match="the encoding alibi2d"):
@@ -185,7 +185,7 @@ def test_a_part_that_was_converted_alone_is_saved_with_the_whole(tmp_path):
     same(vispe.from_pretrained(transformers.AutoModel, tmp_path / "timm"), wrapped)
 
 
-def test_a_class_that_loads_no_model_is_refused(tmp_path):
+def test_a_class_that_is_not_a_model_is_rejected(tmp_path):
     with pytest.raises(InputError, match="must be a class of transformers that loads models"):
         vispe.from_pretrained("AutoModel", tmp_path)
     build("CLIPVisionModel").config.save_pretrained(tmp_path)

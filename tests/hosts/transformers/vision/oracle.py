@@ -1,4 +1,4 @@
-"""Vision towers of tiny models, and an oracle: their own forward pass with dense attention, written down by patch."""
+"""Vision towers of tiny models, and an oracle: their forward pass with explicit dense attention over patches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def patches(grids=GRIDS, double: bool = True, seed: int = 2) -> tuple[Tensor, Te
 
 
 def line(family: str, grids=GRIDS) -> list[tuple[int, int, int, int, tuple[int, int], tuple[int, int]]]:
-    """(image, frame, row, column, grid, window) of every patch as blocks see it: merged patches side by side."""
+    """Return (image, frame, row, column, grid, window) of every patch in the order of the blocks."""
     result = []
     for image, (t, h, w) in enumerate(grids):
         for frame in range(t):
@@ -45,19 +45,19 @@ def line(family: str, grids=GRIDS) -> list[tuple[int, int, int, int, tuple[int, 
 
 
 def mask(family: str, pair: Pair, layer: int, grids=GRIDS) -> Tensor:
-    """What is added to the logits (h, n, n) of a block."""
+    """Return the addend to the logits (h, n, n) of a block."""
     tokens = line(family, grids)
     windowed = family == "qwen2_5_vl" and layer == 0
     out = torch.full((2, len(tokens), len(tokens)), float("-inf"), dtype=torch.float64)
     for key in dict.fromkeys((*t[:2], t[4], t[5] if windowed else None) for t in tokens):
-        own = [i for i, t in enumerate(tokens) if (*t[:2], t[4], t[5] if windowed else None) == key]
-        cells, own = torch.tensor([tokens[i][2:4] for i in own]), torch.tensor(own)
-        out[:, own[:, None], own] = pair(cells[:, None], cells[None], key[2])
+        indices = [i for i, t in enumerate(tokens) if (*t[:2], t[4], t[5] if windowed else None) == key]
+        cells, indices = torch.tensor([tokens[i][2:4] for i in indices]), torch.tensor(indices)
+        out[:, indices[:, None], indices] = pair(cells[:, None], cells[None], key[2])
     return out
 
 
 def by_hand(stock: nn.Module, masks: list[Tensor]) -> nn.Module:
-    """Give a tower of transformers attention that is written down: block i under masks[i] (h, n, n)."""
+    """Replace the attention of a tower by explicit attention: block i under masks[i] (h, n, n)."""
     rotate = getattr(importlib.import_module(type(stock).__module__), "apply_rotary_pos_emb_vision", None)
     for i, _, attn in attentions(stock):
 

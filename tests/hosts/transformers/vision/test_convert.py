@@ -1,4 +1,4 @@
-"""Encodings in the vision towers of transformers, against dense attention with the bias written down patch by patch."""
+"""Encodings in vision towers of transformers, against dense attention with an explicit bias."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BIASES = {"alibi2d": ("alibi2d", alibi), "gaussian2d": ("gaussian2d(sigma=1.5,am
 @pytest.mark.slow
 @pytest.mark.parametrize("family", QWEN)
 @pytest.mark.parametrize("name", BIASES)
-def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
+def test_the_bias_in_a_qwen_tower_depends_on_rows_and_columns(family, name):
     spec, pair = BIASES[name]
     ours = tower(family)
     stock = by_hand(copy.deepcopy(ours), [mask(family, pair, i) for i in range(2)])
@@ -71,12 +71,12 @@ def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
         close(got, ref)
     assert (out.pooler_output - plain).abs().max() > 1e-2
     single = patches(GRIDS[2:3])  # another number of images, after the first
-    again = by_hand(copy.deepcopy(stock), [mask(family, pair, i, GRIDS[2:3]) for i in range(2)])
-    close(ours(*single).last_hidden_state, again(*single).last_hidden_state)
+    masked = by_hand(copy.deepcopy(stock), [mask(family, pair, i, GRIDS[2:3]) for i in range(2)])
+    close(ours(*single).last_hidden_state, masked(*single).last_hidden_state)
 
 
 @cases("family", QWEN)
-def test_images_and_videos_of_one_call_do_not_touch(family):
+def test_images_and_videos_of_one_call_are_independent(family):
     ours = tower(family)
     convert_vision(ours, "alibi2d+rpb" if family == "qwen3_vl" else "alibi2d+rpb(grid=[4,6])")
     x, grids = patches()
@@ -107,7 +107,7 @@ def test_the_order_of_patches_does_not_matter_when_their_positions_follow(family
 @pytest.mark.slow
 @pytest.mark.parametrize("family", QWEN)
 @pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
-def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
+def test_gradients_of_slopes_equal_dense_attention(family, mode):
     ours = tower(family).train()
     convert_vision(ours, "alibi2d(slopes=learned)")
     slopes = torch.tensor([0.7, 1.9], dtype=torch.float64)
@@ -116,12 +116,14 @@ def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
     with torch.no_grad():
         for i, _, attn in attentions(ours):
             attn.pos_enc.slope.copy_(slopes + i)
-    own = [slopes.clone().add_(i).requires_grad_() for i in range(2)]
+    layer_slopes = [slopes.clone().add_(i).requires_grad_() for i in range(2)]
     stock = copy.deepcopy(ours)
     restore_vision(stock)
     if mode != "plain":
         ours.gradient_checkpointing_enable({"use_reentrant": mode == "reentrant"})
-    masks = [mask(family, lambda *p, s=s: alibi(*p) * s[:, None, None], i) for i, s in enumerate(own)]
+    masks = [
+        mask(family, lambda *p, s=s: alibi(*p) * s[:, None, None], i) for i, s in enumerate(layer_slopes)
+    ]
     for p in ours.parameters():
         p.grad = None
     out = ours(x, grids).last_hidden_state
@@ -130,27 +132,29 @@ def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
     out.backward(cotangent(out))
     expected.backward(cotangent(expected))
     close(x.grad, y.grad)
-    for (i, path, attn), ref in zip(attentions(ours), own, strict=True):
+    for (i, path, attn), ref in zip(attentions(ours), layer_slopes, strict=True):
         close(attn.pos_enc.slope.grad, ref.grad)
         assert f"{path}.pos_enc.slope" in dict(ours.named_parameters())
         close(attn.qkv.weight.grad, list(attentions(stock))[i][2].qkv.weight.grad)
 
 
 @cases("family", QWEN)
-def test_gradients_of_a_table_are_those_of_dense_attention(family):
+def test_gradients_of_a_table_equal_dense_attention(family):
     grids = ((2, 4, 6), (1, 4, 6))
     ours = tower(family)
     stock = copy.deepcopy(ours)
     convert_vision(ours, "rpb", grid=[4, 6])
     x, thw = patches(grids)
-    drawn = torch.randn(2, 7 * 11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    own = [t.clone().requires_grad_() for t in drawn]
+    values = torch.randn(2, 7 * 11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    tables = [t.clone().requires_grad_() for t in values]
     with torch.no_grad():
         for i, _, attn in attentions(ours):
-            attn.pos_enc.relative_position_bias_table.copy_(drawn[i])
+            attn.pos_enc.relative_position_bias_table.copy_(values[i])
 
     def pair(i: int) -> Pair:
-        return lambda a, b, _: own[i][(a - b + torch.tensor([3, 5])) @ torch.tensor([11, 1])].permute(2, 0, 1)
+        return lambda a, b, _: tables[i][(a - b + torch.tensor([3, 5])) @ torch.tensor([11, 1])].permute(
+            2, 0, 1
+        )
 
     out = ours(x, thw).last_hidden_state
     expected = by_hand(stock, [mask(family, pair(i), i, grids) for i in range(2)])(x, thw).last_hidden_state
@@ -158,11 +162,11 @@ def test_gradients_of_a_table_are_those_of_dense_attention(family):
     out.backward(cotangent(out))
     expected.backward(cotangent(expected))
     for i, _, attn in attentions(ours):
-        close(attn.pos_enc.relative_position_bias_table.grad, own[i].grad, 1e-10)
+        close(attn.pos_enc.relative_position_bias_table.grad, tables[i].grad, 1e-10)
 
 
 @cases("family", FAMILIES)
-def test_a_bias_of_zero_changes_nothing(family):
+def test_a_bias_of_zero_has_no_effect(family):
     ours = tower(family, double=False)
     x = patches(double=False) if family in QWEN else (images(family, double=False),)
     before = ours(*x).last_hidden_state
@@ -172,7 +176,7 @@ def test_a_bias_of_zero_changes_nothing(family):
 
 
 @pytest.mark.parametrize("family", QWEN)
-def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch):
+def test_kernels_receive_a_bias_at_the_coordinates(family, monkeypatch):
     recorded = []
     real = vispe.encodings.attention_layer.attention
     monkeypatch.setattr(
@@ -190,19 +194,19 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
         assert bias.pos.coords.shape[0] in (1, q.shape[0])
         assert bias.pos.extent.tolist() == [list(bias.pos.grid.shape)]
         assert torch.equal(bias.pos.cells().float(), bias.pos.coords)
-    whole = [(q, b) for q, b in recorded if b.pos.tokens in (24, 8, 60)][-3:]
+    full = [(q, b) for q, b in recorded if b.pos.tokens in (24, 8, 60)][-3:]
     # equal frames are one batch
-    assert [(q.shape[0], b.pos.tokens) for q, b in whole] == [
+    assert [(q.shape[0], b.pos.tokens) for q, b in full] == [
         (2, 24),
         (3, 8),
         (1, 60),
     ]
     last = [[list(t[2:4]) for t in tokens if t[0] == i and t[1] == 0] for i in (0, 1, 2)]
-    assert [b.pos.coords[0].tolist() for _, b in whole] == last
+    assert [b.pos.coords[0].tolist() for _, b in full] == last
 
 
 @cases("family", QWEN)
-def test_own_rotation_and_table_can_be_switched_off(family):
+def test_rotation_and_table_of_the_tower_can_be_disabled(family):
     ours = tower(family)
     stock = copy.deepcopy(ours)
     x, grids = patches()
@@ -229,7 +233,7 @@ def test_own_rotation_and_table_can_be_switched_off(family):
             convert_vision(ours, "alibi2d", keep_abs=True)
 
 
-def test_another_rotation_may_replace_the_towers_own():
+def test_another_rotation_replaces_that_of_the_tower():
     ours = tower("qwen2_5_vl")
     with pytest.raises(UnsupportedCombination, match="keep_rope=False"):
         convert_vision(ours, "rope_axial")
@@ -245,7 +249,7 @@ def test_another_rotation_may_replace_the_towers_own():
 
 @cases("family", ROWS)
 @cases("size", [None, (20, 28)])
-def test_a_bias_in_a_tower_of_rows_is_that_of_dense_attention(family, size):
+def test_the_bias_in_a_tower_of_rows_equals_dense_attention(family, size):
     x = images(family, size=size)
     options = {"interpolate_pos_encoding": True} if size and family != "internvl" else {}
     ours = tower(family)
@@ -256,10 +260,10 @@ def test_a_bias_in_a_tower_of_rows_is_that_of_dense_attention(family, size):
         for i, _, attn in attentions(ours):
             attn.pos_enc.slope.copy_(slopes[i])
     h, w, prefix = x.shape[-2] // 4, x.shape[-1] // 4, family != "llava_onevision"
-    far = dense(h, w, int(prefix), wrap=False, normalize=False).double()
-    near = 3 * torch.exp(-(far**2) / (2 * 1.5**2))
-    near[: int(prefix)] = near[:, : int(prefix)] = 0
-    masks = [near - s[:, None, None] * dense(h, w, int(prefix)).double() for s in slopes]
+    distances = dense(h, w, int(prefix), wrap=False, normalize=False).double()
+    bias = 3 * torch.exp(-(distances**2) / (2 * 1.5**2))
+    bias[: int(prefix)] = bias[:, : int(prefix)] = 0
+    masks = [bias - s[:, None, None] * dense(h, w, int(prefix)).double() for s in slopes]
     stock = copy.deepcopy(ours)
     restore_vision(stock)
     by_hand(stock, masks)
@@ -294,31 +298,31 @@ def test_checkpointed_towers_of_rows_have_the_same_gradients(family):
 
 
 @cases("family", ["llava", "internvl"])
-def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(family):
+def test_eager_attention_returns_weights_and_applies_a_mask(family):
     ours = tower(family)
     ours.set_attn_implementation("eager")
     convert_vision(ours, "alibi2d")
     assert "eager" in describe_vision(ours)
     x = images(family)
     out = ours(x, output_attentions=True)
-    far = dense(*([6, 6] if family == "internvl" else [3, 3]), 1).double()
+    distances = dense(*([6, 6] if family == "internvl" else [3, 3]), 1).double()
     stock = copy.deepcopy(ours)
     restore_vision(stock)
-    expected = by_hand(stock, [-far] * 2)(x)
+    expected = by_hand(stock, [-distances] * 2)(x)
     close(out.last_hidden_state, expected.last_hidden_state)
     assert len(out.attentions) == 2
     attn = stock.get_submodule(next(path for _, path, _ in attentions(stock)))
-    close(out.attentions[0].sum(-1), torch.ones(2, attn.num_heads, len(far), dtype=torch.float64))
+    close(out.attentions[0].sum(-1), torch.ones(2, attn.num_heads, len(distances), dtype=torch.float64))
     if family == "llava":
         recorded = torch.ones(1, 1, 10, 10, dtype=torch.bool)
         recorded[..., 4] = False
         masked = ours(x, attention_mask=recorded, output_attentions=True)
-        hidden = -far.masked_fill(torch.arange(10) == 4, float("inf"))
+        hidden = -distances.masked_fill(torch.arange(10) == 4, float("inf"))
         close(masked.last_hidden_state, by_hand(stock, [hidden] * 2)(x).last_hidden_state)
         assert masked.attentions[1][..., 4].abs().max() == 0
 
 
-def test_one_forward_pass_makes_one_draw():
+def test_random_numbers_are_drawn_once_per_forward_pass():
     encoding = vispe.create_encoding("rope_dinov3", dim=32, num_heads=2, depth=2, rescale_coords=2.0).train()
     prepare = seeded_prepare([encoding], training=True)
     one, two = (prepare(Positions(torch.rand(n, 2))) for n in (5, 7))

@@ -12,8 +12,8 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import dense, shake
 from tests.hosts.transformers.tiny import transformers
-from tests.hosts.transformers.vision.alone import SHAPE, outputs
 from tests.hosts.transformers.vision.oracle import close
+from tests.hosts.transformers.vision.vision_models import SHAPE, outputs
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
@@ -61,7 +61,7 @@ def inputs(name, height=16, width=16):
 
 
 def biased(model, biases):
-    """Return a stock model without tables, whose attention layers add a bias (h, n, n) to their logits."""
+    """Return a stock model without tables whose attention layers add a bias (h, n, n) to their logits."""
     model = copy.deepcopy(model)
     tower = vision_tower_of(model)
     for path, parameter in tower.named_parameters():
@@ -83,7 +83,7 @@ def biased(model, biases):
 
 
 @cases("name", TOWERS)
-def test_own_positions_are_retained(name):
+def test_positions_of_the_model_are_retained(name):
     model, sample = build(name), inputs(name)
     before, names = outputs(model, sample), list(model.state_dict())
     rope = name.startswith("Sapiens2")
@@ -101,7 +101,7 @@ def test_own_positions_are_retained(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TOWERS if "Sapiens2" not in name])
-def test_distances_are_those_of_dense_attention(name):
+def test_distances_equal_dense_attention(name):
     model = build(name)
     prefix, heads = TOWERS[name][0], 2
     slopes = torch.linspace(0.3, 1.1, 2 * heads).double().view(2, heads)
@@ -120,7 +120,7 @@ def test_distances_are_those_of_dense_attention(name):
 
 
 @cases("name", ["Sapiens2Model", "Sapiens2Backbone"])
-def test_groups_of_heads_with_own_rotation(name):
+def test_groups_of_heads_with_separate_rotation(name):
     model, sample = build(name), inputs(name, 12, 24)
     distances = dense(3, 6, 4).double()
     slopes = torch.linspace(0.3, 1.1, 8).double().view(2, 4)
@@ -219,5 +219,7 @@ def test_saved_and_loaded(name, tmp_path):
     vispe.convert(model, "alibi2d(slopes=learned)", keep_abs=False)
     with pytest.warns(UserWarning, match=r"load it with vispe\.from_pretrained"):
         model.save_pretrained(tmp_path / name)
-    again = vispe.from_pretrained(getattr(transformers, name), tmp_path / name).eval()
-    assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), outputs(again, sample), strict=True))
+    reloaded = vispe.from_pretrained(getattr(transformers, name), tmp_path / name).eval()
+    assert all(
+        torch.equal(a, b) for a, b in zip(outputs(model, sample), outputs(reloaded, sample), strict=True)
+    )

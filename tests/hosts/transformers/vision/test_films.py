@@ -1,4 +1,4 @@
-"""VideoMAE, V-JEPA 2 and SigLIP 2: cells of videos, and patches of images with grids of their own, by hand."""
+"""VideoMAE, V-JEPA 2 and SigLIP 2: cells of videos, and patches of images with different grids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY = (*VIDEO_KINDS, "Siglip2VisionModel")
 
 
 def build(name, attention="sdpa"):
-    """A random model in double precision; videos of 4 frames of 16 x 16, 2 x 4 x 4 cells."""
+    """Return a random model in double precision; videos of 4 frames of 16 x 16, 2 x 4 x 4 cells."""
     if name.startswith("VideoMAE"):
         config = transformers.VideoMAEConfig(
             image_size=16, patch_size=4, num_frames=4, tubelet_size=2, intermediate_size=48, num_labels=3,
@@ -51,7 +51,7 @@ def build(name, attention="sdpa"):
 
 
 def inputs(name, frames=4, height=16, width=16):
-    """Two videos; of SigLIP 2 images of 3 x 5 and 2 x 4 patches."""
+    """Return two videos; for SigLIP 2, images of 3 x 5 and 2 x 4 patches."""
     generator = torch.Generator().manual_seed(1)
     if name.startswith("Siglip2"):
         shapes = torch.tensor([[3, 5], [2, 4]])
@@ -66,14 +66,14 @@ def inputs(name, frames=4, height=16, width=16):
 
 
 def far(t, h, w):
-    """Distances between all cells, by hand."""
+    """Return distances between all cells."""
     cells = [(i, y, x) for i in range(t) for y in range(h) for x in range(w)]
     rows = [[sum((a - b) ** 2 for a, b in zip(p, q, strict=True)) ** 0.5 for q in cells] for p in cells]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def by_hand(model, biases):
-    """Let every attention layer add its bias (b or 1, h, n, n) to the logits, written out."""
+    """Make every attention layer add its bias (b or 1, h, n, n) to the logits explicitly."""
     number = {id(module): i for i, (_, _, module) in enumerate(attentions(vision_tower_of(model)))}
 
     def attend(module, query, key, value, attention_mask, scaling=None, **_):
@@ -93,8 +93,8 @@ def by_hand(model, biases):
     return model
 
 
-def bare(model):
-    """A stock model without its table and its own rotation."""
+def without_positions(model):
+    """Return a stock model without table and rotation."""
     tower = vision_tower_of(model)
     if hasattr(tower, "embeddings") and hasattr(tower.embeddings, "position_embeddings"):
         tower.embeddings.position_embeddings = torch.zeros_like(tower.embeddings.position_embeddings)
@@ -107,7 +107,7 @@ def bare(model):
 
 
 def biases(name, slopes, sample):
-    """-slope * distance of all tokens that are there."""
+    """Return -distance of all present tokens, scaled by the slopes."""
     if not name.startswith("Siglip2"):
         pixels = next(v for k, v in sample.items() if k.startswith("pixel_values"))
         distance = far(pixels.shape[1] // 2, pixels.shape[3] // 4, pixels.shape[4] // 4)[None]
@@ -132,9 +132,9 @@ def set_slopes(model, slopes):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "checkpoint"])
 @pytest.mark.parametrize("name", EVERY)
-def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mode):
-    ours, stock = vispe.convert(build(name), spec_of(name)), bare(build(name))
-    own = SLOPES.clone().requires_grad_()
+def test_slopes_and_their_gradients_equal_explicit_attention(name, mode):
+    ours, stock = vispe.convert(build(name), spec_of(name)), without_positions(build(name))
+    slopes = SLOPES.clone().requires_grad_()
     set_slopes(ours, SLOPES)
     if mode == "checkpoint":
         ours.train()
@@ -143,17 +143,17 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
     for size in sizes:  # another size, and the first again
         sample = inputs(name, **size)
         actual = ours(**sample).last_hidden_state
-        expected = by_hand(stock, biases(name, own, sample))(**sample).last_hidden_state
+        expected = by_hand(stock, biases(name, slopes, sample))(**sample).last_hidden_state
         if name.startswith("Siglip2"):  # what stands in padding is not read
-            there = sample["pixel_attention_mask"].bool()
-            actual, expected = actual[there], expected[there]
+            valid = sample["pixel_attention_mask"].bool()
+            actual, expected = actual[valid], expected[valid]
         close(actual, expected, 1e-6)
         towards = cotangent(actual, 3)
         names, parameters = zip(
             *((n, p) for n, p in stock.named_parameters() if "table" not in n), strict=True
         )
         grads = torch.autograd.grad(
-            (expected * towards).sum(), (own, *parameters), retain_graph=True, allow_unused=True
+            (expected * towards).sum(), (slopes, *parameters), retain_graph=True, allow_unused=True
         )
         ours.zero_grad()
         (actual * towards).sum().backward()
@@ -168,7 +168,7 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
 @cases("spec", ["tra", "lookhere"])
 @cases("attention", ["sdpa", "eager"])
 def test_padding_after_the_patches_of_an_image_has_no_effect(attention, spec):
-    """With `tra`, a query may retain no key of its image: the lowest number in a mask must not retain padding."""
+    """With `tra`, a query may keep no key of its image: the lowest number in a mask must not keep padding."""
     model = vispe.convert(build("Siglip2VisionModel", attention), spec)
     shapes = torch.tensor([[1, 2], [2, 2]])
     mask = (torch.arange(16) < shapes.prod(1)[:, None]).long()
@@ -176,40 +176,40 @@ def test_padding_after_the_patches_of_an_image_has_no_effect(attention, spec):
     with torch.no_grad():
         padded = model(pixels, mask, shapes).last_hidden_state
         for i, n in enumerate(mask.sum(1).tolist()):
-            alone = model(pixels[i : i + 1, :n], mask[i : i + 1, :n], shapes[i : i + 1]).last_hidden_state
-            close(padded[i : i + 1, :n], alone, 1e-9)
+            unpadded = model(pixels[i : i + 1, :n], mask[i : i + 1, :n], shapes[i : i + 1]).last_hidden_state
+            close(padded[i : i + 1, :n], unpadded, 1e-9)
 
 
 @cases("name", [*EVERY, *HEADS])
-def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
+def test_conversion_copies_and_restoring_are_bit_exact(name):
     model, sample = build(name), inputs(name)
     if name.endswith("PreTraining"):
         sample["bool_masked_pos"] = torch.arange(32).remainder(2).bool().expand(2, -1)
     sample.pop("skip_predictor", None)
 
-    def said(m):
+    def outputs(m):
         torch.manual_seed(0)
         out = m(**sample)
         return out.last_hidden_state if "last_hidden_state" in out else out.logits
 
-    before, keys, signature = said(model), list(model.state_dict()), inspect.signature(type(model).forward)
+    before, keys, signature = outputs(model), list(model.state_dict()), inspect.signature(type(model).forward)
     vispe.convert(model, spec_of(name, False))
-    converted = said(model)
+    converted = outputs(model)
     assert not torch.equal(converted, before)
     assert inspect.signature(type(model).forward) == signature
-    assert torch.equal(said(copy.deepcopy(model)), converted)
-    assert torch.equal(said(pickle.loads(pickle.dumps(model))), converted)
+    assert torch.equal(outputs(copy.deepcopy(model)), converted)
+    assert torch.equal(outputs(pickle.loads(pickle.dumps(model))), converted)
     vispe.restore(model)
     assert list(model.state_dict()) == keys
-    assert torch.equal(said(model), before)
+    assert torch.equal(outputs(model), before)
 
 
 @cases("name", EVERY)
-def test_stored_tables_and_rotations_are_those_of_stock(name):
-    own = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
+def test_stored_tables_and_rotations_equal_stock(name):
+    options = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
     model, sample = build(name), inputs(name)
     before = model(**sample).last_hidden_state
-    vispe.convert(model, spec_of(name), **own)
+    vispe.convert(model, spec_of(name), **options)
     set_slopes(model, torch.zeros(2, 2))
     close(model(**sample).last_hidden_state, before, 1e-12)
 
@@ -234,24 +234,24 @@ def attentions_of(model):
     return [attn for _, _, attn in attentions(vision_tower_of(model))]
 
 
-def test_masked_cells_are_where_they_were():
-    """Of what VideoMAE omits, the rest keeps its frame, row and column."""
+def test_visible_cells_keep_their_positions():
+    """VideoMAE omits cells; the others keep frame, row and column."""
     ours, stock = (
         vispe.convert(build("VideoMAEModel"), spec_of("VideoMAEModel")),
-        bare(build("VideoMAEModel")),
+        without_positions(build("VideoMAEModel")),
     )
     set_slopes(ours, SLOPES)
     sample = inputs("VideoMAEModel")
     order = torch.stack([torch.randperm(32, generator=torch.Generator().manual_seed(s)) for s in (0, 1)])
     sample["bool_masked_pos"] = order < 19
     remaining = torch.stack([(~m).nonzero()[:, 0] for m in sample["bool_masked_pos"]])
-    whole = far(2, 4, 4)
-    distance = torch.stack([whole[k][:, k] for k in remaining])
+    distances = far(2, 4, 4)
+    distance = torch.stack([distances[k][:, k] for k in remaining])
     by_hand(stock, [-distance[:, None] * s[:, None, None] for s in SLOPES])
     close(ours(**sample).last_hidden_state, stock(**sample).last_hidden_state, 1e-6)
 
 
-def test_the_rotation_of_v_jepa_follows_the_cells_that_a_loop_over_its_blocks_keeps():
+def test_the_rotation_of_v_jepa_follows_the_selected_cells():
     stock = build("VJEPA2Model")
     model = vispe.convert(copy.deepcopy(stock), "rope+alibi3d(slopes=learned)")
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_the_rotation_of_v_jepa_follows_the_cells_that_a_loop_over_its_blocks_ke
         torch.testing.assert_close(actual, stock.encoder.layer[0](x, cells)[0], rtol=0, atol=1e-9)
 
 
-def test_the_predictor_of_v_jepa_stays_as_it_is():
+def test_the_predictor_of_v_jepa_is_unchanged():
     model = vispe.convert(build("VJEPA2Model"), "alibi3d")
     sample = inputs("VJEPA2Model") | {"skip_predictor": False}
     out = model(**sample)
@@ -284,7 +284,7 @@ def test_the_predictor_of_v_jepa_stays_as_it_is():
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("width", [24, 36, 60])
 def test_the_preset_of_v_jepa_equals_the_stock_model(width, heads):
-    """Widths of heads that are and are not multiples of 4 and 6, with channels that are not rotated."""
+    """Head widths that are and are not multiples of 4 and 6, with channels that are not rotated."""
     config = copy.deepcopy(build("VJEPA2Model").config)
     config.hidden_size, config.num_attention_heads = width, heads
     torch.manual_seed(3)
@@ -297,8 +297,8 @@ def test_the_preset_of_v_jepa_equals_the_stock_model(width, heads):
         for model in (ours, stock):
             out = model(**sample).last_hidden_state
             sides.append((out, torch.autograd.grad((out * cotangent(out)).sum(), pixels)[0]))
-        for mine, theirs in zip(*sides, strict=True):
-            close(mine, theirs, 1e-5)
+        for parameters, theirs in zip(*sides, strict=True):
+            close(parameters, theirs, 1e-5)
 
 
 def test_describe_names_the_encoding_that_equals_the_rotation_of_v_jepa():
@@ -317,7 +317,7 @@ def test_describe_names_the_encoding_that_equals_the_rotation_of_v_jepa():
 
 
 @cases("name", EVERY)
-def test_eager_attention_shows_the_weights_that_made_the_output(name):
+def test_eager_attention_returns_its_weights(name):
     model, sample = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)
     out = model(**sample, output_attentions=True)
     assert len(out.attentions) == 2
@@ -327,21 +327,21 @@ def test_eager_attention_shows_the_weights_that_made_the_output(name):
     out.last_hidden_state.square().sum().backward()
     assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
     fused = vispe.convert(build(name), spec_of(name, False))(**sample).last_hidden_state
-    there = sample.get("pixel_attention_mask", torch.ones(fused.shape[:2])).bool()
-    close(out.last_hidden_state[there], fused[there], 1e-6)
+    valid = sample.get("pixel_attention_mask", torch.ones(fused.shape[:2])).bool()
+    close(out.last_hidden_state[valid], fused[valid], 1e-6)
 
 
 @pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VIDEO_KINDS)
-def test_a_compiled_model_says_the_same(name):
+def test_a_compiled_model_equals_eager(name):
     model, sample = vispe.convert(build(name), spec_of(name)), inputs(name)
     compiled = torch.compile(model, backend="aot_eager")
     close(compiled(**sample).last_hidden_state, model(**sample).last_hidden_state, 1e-12)
 
 
 @cases("spec", ["lookhere", "alibi2d"])
-def test_encodings_of_two_axes_do_not_go_into_videos(spec):
+def test_encodings_of_two_axes_are_rejected_for_videos(spec):
     model = build("VideoMAEModel")
     before = model(**inputs("VideoMAEModel")).last_hidden_state
     with pytest.raises((UnsupportedCombination, ShapeError)):
@@ -349,7 +349,7 @@ def test_encodings_of_two_axes_do_not_go_into_videos(spec):
     assert torch.equal(model(**inputs("VideoMAEModel")).last_hidden_state, before)
 
 
-def test_one_grid_at_a_time_is_said_of_tables():
+def test_tables_are_rejected_for_several_grids():
     model = vispe.convert(build("Siglip2VisionModel"), "rpb")
     with pytest.raises(ShapeError, match="one grid at a time"):
         model(**inputs("Siglip2VisionModel"))

@@ -1,4 +1,4 @@
-"""Weights of one encoding never go silently into a tower with another, alone or inside its model."""
+"""Loading the weights of one encoding into a tower with another raises, directly or inside its model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SPECS = (
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
 
 
-def converted(made, spec, seed):
-    convert_vision(made, spec, keep_rope=False, keep_abs=False)
-    return shake(made, seed)
+def converted(model, spec, seed):
+    convert_vision(model, spec, keep_rope=False, keep_abs=False)
+    return shake(model, seed)
 
 
 PAIRS = list(itertools.product(SPECS, SPECS))

@@ -1,4 +1,4 @@
-"""Vision towers inside their models: conversion, restoring, copies, checkpoints, timm's towers, and what is refused."""
+"""Vision towers inside their models: conversion, restoring, copies, checkpoints, towers of timm, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vispe.hosts.transformers.vision.families import attentions
 
 
 @cases("family", ROWS)
-def test_a_table_that_was_taken_out_comes_back(family):
+def test_a_removed_table_is_restored(family):
     ours = tower(family)
     stock, x = copy.deepcopy(ours), images(family)
     before, names = ours(x).last_hidden_state, list(ours.state_dict())
@@ -56,7 +56,7 @@ def test_a_table_that_was_taken_out_comes_back(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_whole_model_is_converted_and_restored(family):
+def test_a_complete_model_is_converted_and_restored(family):
     model = make(family)
     types = {name: type(m) for name, m in model.named_modules()}
     text, image = batch(family, [5], [3]), batch(family, [3, "image", 2])
@@ -87,22 +87,22 @@ def test_a_whole_model_is_converted_and_restored(family):
 
 
 def with_timm(kind: str) -> nn.Module:
-    """A language model whose vision tower timm made."""
+    """Return a language model with a vision tower of timm."""
     shape = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
     vision = {"model_type": "timm_wrapper", "architecture": "vit_tiny_patch16_224", "model_args": shape}
     config = {"text_config": make("llava").config.text_config, "image_token_id": 290}
     torch.manual_seed(0)
     if kind == "perception_lm":
-        made = transformers.PerceptionLMConfig(vision_config=vision, video_token_id=291, **config)
-        return transformers.PerceptionLMForConditionalGeneration(made).eval()
+        model_config = transformers.PerceptionLMConfig(vision_config=vision, video_token_id=291, **config)
+        return transformers.PerceptionLMForConditionalGeneration(model_config).eval()
     vision = transformers.AutoConfig.for_model(**vision)
     vision.hidden_size = 32
-    made = transformers.LlavaConfig(vision_config=vision, vision_feature_layer=-1, **config)
-    return transformers.LlavaForConditionalGeneration(made).eval()
+    model_config = transformers.LlavaConfig(vision_config=vision, vision_feature_layer=-1, **config)
+    return transformers.LlavaForConditionalGeneration(model_config).eval()
 
 
 def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """The whole way from pixels to words; LLaVA must be told that timm's maps shall be rows of tokens."""
+    """Return logits from pixels; LLaVA needs the option that maps of timm become rows of tokens."""
     if "perception" in model.config.model_type:
         return model(**{**inputs, "pixel_values": inputs["pixel_values"][None]}).logits
     recorded = model.get_image_features(
@@ -142,7 +142,7 @@ def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
 
 
 @cases("family", ["qwen2_vl", "llava", "internvl"])
-def test_what_has_no_position_is_refused_and_nothing_changes(family):
+def test_unsupported_towers_are_rejected_unchanged(family):
     ours = tower(family, double=False)
     x = patches(double=False) if family in QWEN else (images(family, double=False),)
     before, types = ours(*x).last_hidden_state, [type(m) for m in ours.modules()]
@@ -190,14 +190,14 @@ def test_converted_towers_can_be_copied_and_pickled(family):
     before = ours(*x).last_hidden_state
     convert_vision(ours, "alibi2d+irpe", keep_abs=None if family in ("qwen2_vl", "qwen2_5_vl") else False)
     out = ours(*x).last_hidden_state
-    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert torch.equal(again(*x).last_hidden_state, out)
-        restore_vision(again)
-        assert torch.equal(again(*x).last_hidden_state, before)
+    for duplicate in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(duplicate(*x).last_hidden_state, out)
+        restore_vision(duplicate)
+        assert torch.equal(duplicate(*x).last_hidden_state, before)
     assert torch.equal(ours(*x).last_hidden_state, out)
 
 
-def test_towers_that_are_not_known_are_refused():
+def test_unknown_towers_are_rejected():
     class Own(type(tower("qwen2_vl"))):
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)
@@ -212,7 +212,7 @@ def test_towers_that_are_not_known_are_refused():
         convert_vision(make("qwen2_vl").model.language_model, "alibi2d")
 
 
-def test_weights_of_a_finished_encoding_are_taken_over():
+def test_weights_of_an_encoding_module_are_copied():
     ours = tower("qwen2_vl")
     source = vispe.create_encoding("alibi2d", num_heads=2, slopes="learned", dim=32)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_weights_of_a_finished_encoding_are_taken_over():
         convert_vision(ours, vispe.create_encoding("alibi2d", num_heads=3, slopes="learned"))
 
 
-def test_positions_that_are_not_on_the_grid_are_refused():
+def test_positions_outside_the_grid_are_rejected():
     ours = tower("qwen2_vl")
     convert_vision(ours, "alibi2d")
     x, grids = patches(GRIDS[:1])
@@ -236,7 +236,7 @@ def test_positions_that_are_not_on_the_grid_are_refused():
         ours(x, grids, position_ids=ids[:-1])
 
 
-def test_the_front_door_leads_to_the_tower():
+def test_convert_accepts_the_complete_model():
     model, other = make("qwen2_5_vl"), make("qwen2_5_vl")
     inputs = batch("qwen2_5_vl", [3, "image", 2, "video", 1]).inputs
     with torch.no_grad():

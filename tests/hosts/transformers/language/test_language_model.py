@@ -1,4 +1,4 @@
-"""The language model of a converted model, and its layers, called alone: text is right, anything else is refused."""
+"""The language model of a converted model, and its layers, called directly: text is exact, other inputs raise."""
 
 import contextlib
 import copy
@@ -64,8 +64,8 @@ def calls(text, rows, length):
 @cases(("rows", "length"), [(2, 7), (4, 3), (5, 2)])
 @cases("family", FAMILIES)
 @torch.no_grad()
-def test_text_is_that_of_the_stock_model(family, rows, length):
-    """Also where a batch has as many rows as coordinates, and as many tokens as heads."""
+def test_text_equals_the_stock_model(family, rows, length):
+    """Includes a batch with as many rows as axes, and as many tokens as heads."""
     before, text = (language_model_of(m.model) for m in (stock(family), converted(family, "mrope_i")))
     for sample in calls(before, rows, length):
         if "inputs_embeds" in sample and family not in EMBEDDED:
@@ -87,18 +87,18 @@ def test_text_is_that_of_the_stock_model(family, rows, length):
 @cases(("spec", "late"), [("vrope", False), ("v2pe", False), ("mrope_i", True)])
 @cases("family", ["qwen2_5_vl", "llava", "glm4v", "ernie4_5_vl_moe", "qwen3_5", "smolvlm"])
 @torch.no_grad()
-def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
+def test_coordinates_equal_those_of_the_complete_model(family, spec, late):
     if late and family == "qwen3_5":
         return
     model = converted(family, spec, late)
     text, axes = language_model_of(model.model), model.model.vispe_scheme.axes
     ids, keys = tokens(2, 7), torch.arange(7).expand(1, 2, 7)
     where = torch.cumsum(torch.rand(axes, 2, 7, dtype=torch.float64), 2)
-    for said in (where, torch.cat([keys.double(), where])):
-        expected = model.model(input_ids=ids, position_ids=said).last_hidden_state
-        out = text(input_ids=ids, position_ids=said, use_cache=True)
+    for position_ids in (where, torch.cat([keys.double(), where])):
+        expected = model.model(input_ids=ids, position_ids=position_ids).last_hidden_state
+        out = text(input_ids=ids, position_ids=position_ids, use_cache=True)
         assert torch.equal(out.last_hidden_state, expected)
-        through = model.model(input_ids=ids, position_ids=said, use_cache=True)
+        through = model.model(input_ids=ids, position_ids=position_ids, use_cache=True)
         steps = [
             m(input_ids=ids[:, :2], **{CACHE: o[CACHE]}) for m, o in ((text, out), (model.model, through))
         ]
@@ -111,7 +111,7 @@ def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 @torch.no_grad()
-def test_it_goes_on_after_an_image_in_the_cache(family):
+def test_text_after_an_image_in_the_cache(family):
     model, sample = converted(family, "vrope"), batch(family, [3, "image", 4], [7])
     caches = [model(**sample.inputs, use_cache=True)[CACHE] for _ in range(2)]
     step = {"input_ids": tokens(2, 2)}
@@ -140,7 +140,7 @@ def recorded(text, ids):
 @partly(16)
 @cases("family", FAMILIES)
 @torch.no_grad()
-def test_layers_are_those_of_the_stock_model(family):
+def test_layers_equal_the_stock_model(family):
     before = language_model_of(stock(family).model)
     models = [converted(family, "mrope_i")]
     with contextlib.suppress(UnsupportedHost):
@@ -153,15 +153,15 @@ def test_layers_are_those_of_the_stock_model(family):
                 {"shared_kv_states": dict(kwargs["shared_kv_states"])} if "shared_kv_states" in kwargs else {}
             )
             actual = layer(*args, **remaining, **more_kept)
-            mine, theirs = (x if torch.is_tensor(x) else x[0] for x in (actual, expected))
-            assert torch.equal(mine, theirs)
+            actual_layer, expected_layer = (x if torch.is_tensor(x) else x[0] for x in (actual, expected))
+            assert torch.equal(actual_layer, expected_layer)
             if remaining.get("position_embeddings") is not None:
                 with pytest.raises(InputError, match="position_embeddings are missing"):
                     layer(*args, **remaining | {"position_embeddings": None}, **more_kept)
 
 
 @torch.no_grad()
-def test_a_layer_alone_refuses_a_cache_without_rotation():
+def test_a_single_layer_rejects_a_cache_without_rotation():
     model = converted("llava", "mrope_i", True)
     text, ids = language_model_of(model.model), tokens(1, 4)
     _, args, kwargs, _ = recorded(language_model_of(stock("llava").model), ids)[0]
@@ -171,14 +171,14 @@ def test_a_layer_alone_refuses_a_cache_without_rotation():
 
 
 @cases("family", ["qwen2_vl", "llava"])
-def test_neither_and_both_are_refused_as_before(family):
+def test_tokens_and_embeddings_are_exclusive(family):
     text = language_model_of(converted(family, "mrope_i").model)
     for sample in ({}, {"input_ids": tokens(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}):
         with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
             text(**sample)
 
 
-def test_gradients_with_checkpointing_are_those_without():
+def test_checkpointing_does_not_change_gradients():
     text = copy.deepcopy(language_model_of(converted("qwen2_5_vl", "mrope_i").model)).train()
     actual = []
     for reentrant in (None, False, True):
@@ -193,7 +193,7 @@ def test_gradients_with_checkpointing_are_those_without():
 
 
 @torch.no_grad()
-def test_positions_pass_wrappers_untouched():
+def test_wrappers_do_not_cast_positions():
     """FSDP with mixed precision casts tensors, tuples, dictionaries and dataclasses among the inputs."""
     from torch.distributed.utils import _apply_to_tensors
 

@@ -1,4 +1,4 @@
-"""Models of transformers that see images alone, such as ViT, DINOv2, DINOv3 and MAE, against dense attention."""
+"""Vision models of transformers, such as ViT, DINOv2, DINOv3 and MAE, against dense attention."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import cotangent, dense
 from tests.hosts.transformers.tiny import transformers
-from tests.hosts.transformers.vision.alone import (
-    ALONE,
+from tests.hosts.transformers.vision.oracle import close
+from tests.hosts.transformers.vision.vision_models import (
     BACKBONES,
     HEADS,
+    MODELS,
     build,
     by_hand,
     inputs,
     outputs,
-    retained,
     stem,
+    visible_tokens,
     without_tables,
 )
-from tests.hosts.transformers.vision.oracle import close
 from tests.products import partly
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
 
 SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
-EVERY = (*ALONE, *BACKBONES, *HEADS)
+EVERY = (*MODELS, *BACKBONES, *HEADS)
 
 
 def masks_of(name, sample, slopes):
-    """-slope * distance of all tokens that are there, for every block."""
+    """Return -distance of all present tokens, scaled by the slopes, for every block."""
     h, w = (size // 4 for size in sample["pixel_values"].shape[-2:])
-    prefix = ALONE[f"{stem(name)}Model"]
-    far = dense(h, w, prefix).double()
-    keep = retained(name, sample, prefix)
+    prefix = MODELS[f"{stem(name)}Model"]
+    distances = dense(h, w, prefix).double()
+    keep = visible_tokens(name, sample, prefix)
     if keep is not None:
-        far = torch.stack([far[k][:, k] for k in keep])[:, None]
-    return [-far * s[:, None, None] for s in slopes]
+        distances = torch.stack([distances[k][:, k] for k in keep])[:, None]
+    return [-distances * s[:, None, None] for s in slopes]
 
 
 @partly(1)
 @cases("mode", ["plain", "checkpoint", "reentrant"])
-@cases("name", ALONE)
-def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
+@cases("name", MODELS)
+def test_slopes_and_their_gradients_equal_dense_attention(name, mode):
     ours, stock = build(name), without_tables(build(name))
     vispe.convert(ours, "alibi2d(slopes=learned)")
-    own = SLOPES.clone().requires_grad_()
+    slopes = SLOPES.clone().requires_grad_()
     with torch.no_grad():
         for i, _, attn in attentions(ours):
-            attn.pos_enc.slope.copy_(own[i])
+            attn.pos_enc.slope.copy_(slopes[i])
     if mode != "plain":
         ours.train()
         ours.gradient_checkpointing_enable({"use_reentrant": mode == "reentrant"})
     for size in ((16, 16), (12, 28), (16, 16)):  # another size, and the first again
         sample = inputs(name, *size)
         ours.zero_grad()
-        own.grad = None
+        slopes.grad = None
         images = [sample["pixel_values"].clone().requires_grad_() for _ in range(2)]
         actual = ours(**sample | {"pixel_values": images[0]}, output_hidden_states=True)
-        by_hand(stock, masks_of(name, sample, own))
+        by_hand(stock, masks_of(name, sample, slopes))
         expected = stock(**sample | {"pixel_values": images[1]}, output_hidden_states=True)
         for a, b in zip(actual.hidden_states, expected.hidden_states, strict=True):
             close(a, b, 1e-6)
@@ -75,12 +75,12 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
         close(actual.last_hidden_state, expected.last_hidden_state, 1e-6)
         close(images[0].grad, images[1].grad, 1e-6)
         for i, _, attn in attentions(ours):
-            close(attn.pos_enc.slope.grad, own.grad[i], 1e-6)
+            close(attn.pos_enc.slope.grad, slopes.grad[i], 1e-6)
 
 
 @partly(12)
 @cases("name", EVERY)
-def test_a_model_is_converted_and_restored_bit_by_bit(name):
+def test_conversion_and_restoring_are_bit_exact(name):
     model = build(name)
     stock, sample = copy.deepcopy(model), inputs(name)
     types, names = [type(m) for m in model.modules()], list(model.state_dict())
@@ -96,10 +96,10 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     copies = [copy.deepcopy(model)]
     if name not in BACKBONES:  # stock backbones carry hooks of transformers that cannot be pickled
         copies.append(pickle.loads(pickle.dumps(model)))
-    for again in copies:
-        assert all(torch.equal(a, b) for a, b in zip(outputs(again, sample), after, strict=True))
-        vispe.restore(again)
-        assert all(torch.equal(a, b) for a, b in zip(outputs(again, sample), before, strict=True))
+    for duplicate in copies:
+        assert all(torch.equal(a, b) for a, b in zip(outputs(duplicate, sample), after, strict=True))
+        vispe.restore(duplicate)
+        assert all(torch.equal(a, b) for a, b in zip(outputs(duplicate, sample), before, strict=True))
     vispe.restore(model)
     assert [type(m) for m in model.modules()] == types
     assert list(model.state_dict()) == names
@@ -108,8 +108,8 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in ALONE if n != "DINOv3ViTModel"])
-def test_a_table_is_gone_and_comes_back_in_another_precision(name):
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "DINOv3ViTModel"])
+def test_a_table_is_restored_in_another_precision(name):
     model, stock = build(name), without_tables(build(name))
     vispe.convert(model, "none")
     for size in ((16, 16), (12, 28)):
@@ -145,7 +145,7 @@ def test_the_rotation_of_dinov3_is_stored_or_replaced(name):
     assert "own rotary embedding: removed" in vispe.describe(model)
 
 
-def test_dinov3_turns_as_its_encoding_of_the_same_name():
+def test_rotation_of_dinov3_equals_rope_dinov3():
     model, sample = build("DINOv3ViTModel"), inputs("DINOv3ViTModel", 12, 28)
     before = outputs(model, sample)
     vispe.convert(model, "rope_dinov3")
@@ -153,7 +153,7 @@ def test_dinov3_turns_as_its_encoding_of_the_same_name():
         close(a, b, 1e-6)
 
 
-def test_mae_without_noise_draws_as_before():
+def test_random_masking_of_mae_is_unchanged():
     model, pixels = build("ViTMAEModel"), inputs("ViTMAEModel")["pixel_values"]
     torch.manual_seed(3)
     before = model(pixels)
@@ -165,8 +165,8 @@ def test_mae_without_noise_draws_as_before():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
-def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
+@pytest.mark.parametrize("name", MODELS)
+def test_eager_attention_returns_weights_and_applies_a_mask(name):
     model, sample = build(name), inputs(name)
     stock = without_tables(build(name))
     model.set_attn_implementation("eager")
@@ -188,9 +188,9 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
         close(model(**sample, attention_mask=recorded).last_hidden_state, expected, 1e-6)
 
 
-@cases("name", ALONE)
-def test_weights_that_are_shown_are_those_that_made_the_output(name):
-    """Gradients reach them, as saliency maps need; dropout is in them, as in transformers."""
+@cases("name", MODELS)
+def test_returned_weights_are_part_of_the_graph(name):
+    """They have gradients, as saliency maps need, and include dropout, as in transformers."""
     model, sample = build(name), inputs(name)
     model.set_attn_implementation("eager")
     vispe.convert(model, "alibi2d")
@@ -204,7 +204,7 @@ def test_weights_that_are_shown_are_those_that_made_the_output(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_forward_keeps_the_signature_of_stock(name):
-    """transformers reads it, to know which inputs a model takes and what it can return."""
+    """transformers reads it to determine inputs and outputs of a model."""
     model = build(name)
     tower = vision_tower_of(model)
     stock = inspect.signature(type(tower).forward)
@@ -224,7 +224,7 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
     # AutoBackbone reads no folders, of stock models either
-    auto = transformers.AutoModel if name in ALONE else getattr(transformers, name)
+    auto = transformers.AutoModel if name in MODELS else getattr(transformers, name)
     actual = vispe.from_pretrained(auto, tmp_path).eval()
     assert actual.state_dict().keys() == model.state_dict().keys()
     pairs = zip(outputs(actual, sample), outputs(copy.deepcopy(model), sample), strict=True)
@@ -235,7 +235,7 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
 @pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
-    """Built without memory, given some, and initialised, as large models are."""
+    """Built without memory, allocated and initialised, as large models are."""
     stock = build(name).float()
     with torch.device("meta"):
         model = vispe.convert(type(stock)(stock.config), spec)
@@ -255,7 +255,7 @@ def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
-def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
+def test_export_with_dynamic_batch_size(name):
     model, sample = build(name).float(), inputs(name)
     pixels = sample["pixel_values"].float()
     vispe.convert(model, "alibi2d(slopes=learned)")
@@ -270,7 +270,7 @@ def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
     "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
 @cases("name", ["IJepaModel", "Dinov2Model", "DINOv3ViTModel", "BeitModel"])
-def test_a_jit_trace_refuses_another_grid_with_as_many_tokens(name):
+def test_a_jit_trace_rejects_another_grid_with_equal_token_count(name):
     model, x = vispe.convert(build(name), "alibi2d", keep_abs=False), inputs(name)["pixel_values"]
     graph = torch.jit.trace(model, x, strict=False, check_trace=False)
     close(graph(x.flip(0))["last_hidden_state"], model(x.flip(0)).last_hidden_state)

@@ -1,4 +1,4 @@
-"""Tiny models of transformers that see images alone, and attention of theirs written out."""
+"""Tiny vision models of transformers, and explicit attention for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELATIVE = {
     "drop_path_rate": 0.0,
 }
 # model: its prefix tokens
-ALONE = {
+MODELS = {
     "ViTModel": 1,
     "DeiTModel": 2,
     "ViTMSNModel": 1,
@@ -48,12 +48,12 @@ RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only on requ
 
 
 def stem(name: str) -> str:
-    """What the configuration of a model is called."""
+    """Return the prefix of the name of the configuration class."""
     return name.partition("For")[0].removesuffix("Model").removesuffix("Backbone")
 
 
 def build(name: str, **options) -> nn.Module:
-    """A random model, in double precision."""
+    """Return a random model in double precision."""
     more = {"num_register_tokens": 4} if "Registers" in name or "DINOv3" in name else {}
     more |= RELATIVE if stem(name) == "Beit" else {}
     more |= {"out_features": ["stage1", "stage2"]} if name in BACKBONES else {}
@@ -63,7 +63,7 @@ def build(name: str, **options) -> nn.Module:
 
 
 def inputs(name: str, height: int = 16, width: int = 16, seed: int = 1) -> dict:
-    """Two images, the noise of ViTMAE, and leave to resample tables."""
+    """Return two images, the noise of ViTMAE, and permission to resample tables."""
     generator = torch.Generator().manual_seed(seed)
     result = {"pixel_values": torch.randn(2, 3, height, width, generator=generator).double()}
     if (height, width) != (16, 16) and stem(name) in RESAMPLED:
@@ -74,14 +74,14 @@ def inputs(name: str, height: int = 16, width: int = 16, seed: int = 1) -> dict:
 
 
 def outputs(model: nn.Module, arguments: dict, **more) -> list[Tensor]:
-    """Everything that a model says."""
+    """Return all output tensors of a model."""
     out = model(**arguments, **more)
     result = [v if isinstance(v, tuple) else (v,) for v in out.values()]
     return [v for values in result for v in values if isinstance(v, Tensor)]
 
 
-def retained(name: str, arguments: dict, prefix: int) -> Tensor | None:
-    """Token numbers (b, m) that ViTMAE leaves, in its order, prefix included; None for all."""
+def visible_tokens(name: str, arguments: dict, prefix: int) -> Tensor | None:
+    """Return token indices (b, m) that ViTMAE keeps, in its order, prefix included; None for all."""
     if "noise" not in arguments:
         return None
     order = arguments["noise"].argsort(1)
@@ -90,7 +90,7 @@ def retained(name: str, arguments: dict, prefix: int) -> Tensor | None:
 
 
 def by_hand(model: nn.Module, masks: list[Tensor], rope: bool = False) -> nn.Module:
-    """Give a model attention that is written down: block i under masks[i] (h, n, n) or (b, h, n, n)."""
+    """Replace the attention of a model by explicit attention: block i under masks[i] (h, n, n) or (b, h, n, n)."""
     tower = vision_tower_of(model)
     module = importlib.import_module(type(tower).__module__)
     for i, _, attn in attentions(tower):
@@ -111,7 +111,7 @@ def by_hand(model: nn.Module, masks: list[Tensor], rope: bool = False) -> nn.Mod
 
 
 def without_tables(model: nn.Module) -> nn.Module:
-    """A model whose tables are zero, so that they add nothing."""
+    """Return a model with zero tables."""
     for name, p in model.named_parameters():
         if "decoder" not in name and ("position_embedding" in name or "relative_position" in name):
             p.data.zero_()
