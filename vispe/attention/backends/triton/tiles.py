@@ -101,7 +101,10 @@ def tiles(
     bucket = "short" if tokens <= SHORT else "long"
     wide = rows != "half" or strip == torch.float32 or kernel == "grad_bias"
     by_width = table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"]
-    return by_width[min(widest for widest in by_width if width <= widest)]
+    size = by_width[min(widest for widest in by_width if width <= widest)]
+    # counted: kernels of float32 that need more than 255 registers get 32 from ptxas, which spills most of the rest,
+    # unless there is a limit
+    return size if size.registers or rows == "half" else size._replace(registers=255)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -17,13 +17,12 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
-    product_of,
     strides,
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, unit_of
 from vispe.attention.backends.triton.grid.row_sums import LOG2E, sums_of
-from vispe.attention.backends.triton.tiles import Tiles, cdiv, rows_of
+from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 # of table, cells, coords, period, slopes and segment
 OPERAND_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.float32, torch.int32
@@ -108,9 +107,6 @@ def size_of(kernel: str, q: Tensor, v: Tensor, more: Operands) -> Tiles:
         return size._replace(queries=min(size.queries, 32), stages=1)
     if kernel == "forward" and more.table is not None and more.metric:
         return size._replace(keys=min(size.keys, 64))
-    # counted: without a limit, ptxas allocates 32 registers and spills 4 kB, 990 instead of 549 instructions per score
-    if kernel == "grad_bias" and more.metric and wide and rows_of(q.dtype, product_of(q)) == "float32":
-        return size._replace(registers=255)
     return size
 
 
