@@ -67,6 +67,7 @@ class IRPE(Biased):
         prefix tokens is supported; tables have no weight decay unless the optimizer is configured to.
 
     Example:
+        >>> import torch
         >>> from vispe import Grid, create_encoding
         >>> encoding = create_encoding("irpe", dim=16, num_heads=2)
         >>> q = torch.ones(1, 2, 6, 8)
