@@ -6,9 +6,9 @@
 Calls are all those of the long tests: families of kernels with each bias, dtypes, head dims, lengths, compute
 capabilities 8.0 and 9.0, forward and backward, launched by vispe's own code through a stand-in driver
 (`tests/attention/triton`). Each shard appends its records to a file of the folder RECORDS, and `--summary` adds them to
-RESULTS. Both skip calls that are done, so an interrupted run goes on, on another machine as well. RESULTS of other
-kernels, tiles, calls or another Triton are replaced; delete RECORDS then. All 6,732 calls take about six hours of two
-cores.
+RESULTS. Both skip calls that are done, so an interrupted run goes on, on another machine as well. Records and RESULTS
+of other kernels, tiles or calls do not count; use another folder for another Triton. All 6,732 calls take about six
+hours of two cores.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def version_of_kernels() -> str:
 
 
 def recorded(folder: Path) -> dict[str, Json]:
-    """Return all records of a folder by the name of the call."""
+    """Return the records of these kernels in a folder, by the name of the call."""
+    version = version_of_kernels()
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    return {record["case"]: record for record in map(json.loads, lines)}
+    records = map(json.loads, lines)
+    return {record["case"]: record for record in records if record["version"] == version}
 
 
 def calls_of(length: str) -> list[LaunchCase]:
@@ -76,7 +78,7 @@ def ranges_of(flags: list[bool]) -> list[list[int]]:
 
 def record(folder: Path, results: Path, shard: int, shards: int, minutes: float) -> None:
     """Compile the calls of a shard that are not done, for at most `minutes`."""
-    start, before = time.monotonic(), done(read(results))
+    start, before, version = time.monotonic(), done(read(results)), version_of_kernels()
     for length in LENGTHS:
         known = before | recorded(folder).keys()
         rest = [case for case in calls_of(length) if str(case) not in known]
@@ -88,7 +90,7 @@ def record(folder: Path, results: Path, shard: int, shards: int, minutes: float)
             except Exception as error:  # the summary counts failures
                 row = {"case": str(case), "error": f"{type(error).__name__}: {error}"[:500]}
             with (folder / f"{shard}of{shards}.jsonl").open("a") as file:
-                file.write(f"{json.dumps(row)}\n")
+                file.write(f"{json.dumps(row | {'version': version})}\n")
 
 
 def summary(folder: Path, results: Path) -> Json:
