@@ -14,7 +14,7 @@ from vispe.errors import InputError, counted
 from vispe.evaluate.rotation.distributed import Piece, filled
 from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb
 from vispe.evaluate.rotation.metrics import measure_step
-from vispe.evaluate.rotation.metrics.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.metrics.fingerprint import fingerprint_of_windows
 from vispe.evaluate.rotation.plan import GROUPS, OF_LABELS, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.plan_options import (
     all_angles,
@@ -27,9 +27,6 @@ from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.result import RotationResult, notes_on_scale
 from vispe.utils.interval import Interval
 from vispe.utils.options import PositiveInt, Seed, checked
-
-MOST_WINDOWS = 64
-"""Max number of images of the fingerprint."""
 
 Progress = Callable[[str, float], None]
 """Called with a description of the current metric, and the completed fraction of the work of this process."""
@@ -147,24 +144,22 @@ def measure(
         reinitialized_copy(f.model, seed + 1) if isinstance(f, VisionModel) and "d4" in groups else None
     )
     measured = Measured(f, segmenter, random_copy)
-    pieces, remarks, pattern, examples, error = {}, [], None, None, None
+    measurements: tuple[Any, ...] = ()
+    error = None
     try:
-        pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
-        # in the process with the fewest images
-        if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
-            pattern, more = _fingerprint(f, plan, images)
-            remarks += more
-        if processes.rank == 0:
-            examples = _examples(measured, plan, images, truths, show or rescale_to_rgb)
+        measurements = (
+            *_measure_share(measured, plan, images, truths, processes, progress, show),
+            list(notes),
+        )
     except Exception as raised:  # all processes raise the error, as they would otherwise wait forever
         error = raised
-    parts = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
-    together: dict[str, list[Piece]] = {}
+    parts = processes.joined(measurements, error)
+    pieces: dict[str, list[Piece]] = {}
     for part, *_ in parts:
         for key, more in part.items():
-            together.setdefault(key, []).extend(more)
-    rows = tuple(row for joined in together.values() for row in filled(joined))
-    every_note = [*skipped, *(n for s in parts for n in s[4]), *(n for s in parts for n in s[1])]
+            pieces.setdefault(key, []).extend(more)
+    rows = tuple(row for joined in pieces.values() for row in filled(joined))
+    every_note = [*skipped, *(n for part in parts for n in part[4]), *(n for part in parts for n in part[1])]
     result = RotationResult(
         rows,
         tuple(image_names),
@@ -172,6 +167,27 @@ def measure(
         tuple(dict.fromkeys([*every_note, *notes_on_scale(rows)])),
     )
     return RotationReport(subject, result, parts[-1][2], *parts[0][3], tuple(names))
+
+
+def _measure_share(
+    measured: Measured,
+    plan: RotationPlan,
+    images: Sequence[Tensor],
+    truths: Sequence[Any] | None,
+    processes: Processes,
+    progress: Progress | None,
+    show: Shown | None,
+) -> tuple[Any, ...]:
+    """Return pieces and notes of the images of this process, the fingerprint in the last and examples in the first."""
+    pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
+    pattern, examples = None, None
+    # in the process with the fewest images
+    if measured.f is not None and "fingerprint" in plan.groups and processes.rank == processes.count - 1:
+        pattern, more = fingerprint_of_windows(measured.f, plan, images)
+        remarks += more
+    if processes.rank == 0:
+        examples = _examples(measured, plan, images, truths, show or rescale_to_rgb)
+    return pieces, remarks, pattern, examples
 
 
 def _steps(
@@ -198,36 +214,6 @@ def _steps(
         notes += step.notes
     progress("", 1.0)
     return answers, notes
-
-
-def _fingerprint(
-    f: FeatureFunction, plan: RotationPlan, images: Sequence[Tensor]
-) -> tuple[Fingerprint | None, list[str]]:
-    """Return the fingerprint of random windows of the images, and notes."""
-    patch_size = plan.patch_size or 1
-    numbers = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_WINDOWS)).round().astype(int))
-    shapes = np.array([images[int(n)].shape[-2:] for n in numbers])
-    each = -(-ENOUGH // len(numbers))
-    low = shapes.min(0)
-    if plan.size is not None:
-        low = np.minimum(low, plan.size)
-    if each > 1 and not plan.exact:
-        # smaller windows allow several positions per image
-        low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch_size))
-    h, w = (int(n) // patch_size * patch_size for n in low)
-    if min(h, w) < patch_size or (plan.exact and {h, w} != {plan.size}):
-        return None, ["The images are too small for a fingerprint."]
-    if (shapes == (h, w)).all():
-        each = 1
-    if len(numbers) * each < 2:
-        return None, [
-            "A fingerprint needs several images, or one that is larger than the input size of the model."
-        ]
-    windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
-    pattern = fingerprint(f, windows, batch_size=plan.batch_size)
-    return pattern, [
-        f"The fingerprint is the mean of {counted(len(numbers) * each, 'window')} of {h} x {w} px."
-    ]
 
 
 def _examples(

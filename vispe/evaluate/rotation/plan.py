@@ -95,12 +95,12 @@ class Measured:
         f: images (b, c, H, W) -> maps (b, d, h, w), or None.
         segmenter: image (c, H, W) -> labels (H, W), or None: a segmenter is then trained on each image with a
             mask.
-        twin: a reinitialised copy of the model and the names of its unchanged parameters, or None.
+        random_copy: a reinitialised copy of the model and the names of its unchanged parameters, or None.
     """
 
     f: FeatureFunction | None
     segmenter: Segmenter | None
-    twin: tuple[nn.Module, Sequence[str]] | None = None
+    random_copy: tuple[nn.Module, Sequence[str]] | None = None
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ def control_rows(
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
     seed: int = 0,
-    twin: tuple[nn.Module, Sequence[str]] | None = None,
+    random_copy: tuple[nn.Module, Sequence[str]] | None = None,
 ) -> tuple[tuple[Measurement, ...], tuple[str, ...]]:
     """Measure controls with a known result, and random weights, on the same images.
 
@@ -34,7 +34,7 @@ def control_rows(
         measures: names in `vispe.evaluate.rotation.feature_similarity.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
         seed: random seed of the random weights.
-        twin: return value of `reinitialized_copy` for the model of f, if available.
+        random_copy: return value of `reinitialized_copy` for the model of f, if available.
 
     Returns:
         Records marked as controls: 'raw intensity' (exactly 0), 'random weights' and, if the patch embedding is known,
@@ -55,7 +55,7 @@ def control_rows(
     rows = relabelled(equivariance(raw_intensity, images, controls=False, **options), RAW, control=True)
     if not isinstance(f, VisionModel):
         return rows, ("There is no control of random weights, which needs a model.",)
-    net, unchanged = reinitialized_copy(f.model, seed) if twin is None else twin
+    net, unchanged = reinitialized_copy(f.model, seed) if random_copy is None else random_copy
     random_model = VisionModel(net, layer=f.layer, norm=f.norm)
     rows += relabelled(equivariance(random_model, images, controls=False, **options), RANDOM, control=True)
     if random_model.permutable:

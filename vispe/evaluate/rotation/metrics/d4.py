@@ -19,6 +19,6 @@ def d4(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows:
             "The effect of the position code alone is unknown: it can only be measured in vision transformers, whose "
             "tokens can be permuted after the patch embedding."
         )
-    controls, notes = control_rows(f, images, batch_size=size, twin=measured.twin)
+    controls, notes = control_rows(f, images, batch_size=size, random_copy=measured.random_copy)
     step.notes += notes
     return rows + controls

@@ -7,7 +7,7 @@ is then 1 on average, for any noise.
 Memory: one batch of images and its maps, and two maps of sums.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, features_of
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.evaluate.probe.fit import channel_r2
 from vispe.evaluate.probe.targets import ramp
+from vispe.evaluate.rotation.plan import RotationPlan
 from vispe.utils.options import PositiveInt, checked
 from vispe.utils.report.table import json_entries
 
 ENOUGH = 30
 """Min number of images for the content to average out."""
+MOST_WINDOWS = 64
+"""Max number of images that windows are cropped from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,3 +209,33 @@ def _ratio(signal: Tensor, noise: Tensor) -> float:
     if float(noise) == 0:
         return float("inf") if float(signal) > 0 else float("nan")
     return float(signal / noise)
+
+
+def fingerprint_of_windows(
+    f: FeatureFunction, plan: RotationPlan, images: Sequence[Tensor]
+) -> tuple[Fingerprint | None, list[str]]:
+    """Return the fingerprint of random windows of the images, and notes."""
+    patch_size = plan.patch_size or 1
+    numbers = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_WINDOWS)).round().astype(int))
+    shapes = np.array([images[int(n)].shape[-2:] for n in numbers])
+    each = -(-ENOUGH // len(numbers))
+    low = shapes.min(0)
+    if plan.size is not None:
+        low = np.minimum(low, plan.size)
+    if each > 1 and not plan.exact:
+        # smaller windows allow several positions per image
+        low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch_size))
+    h, w = (int(n) // patch_size * patch_size for n in low)
+    if min(h, w) < patch_size or (plan.exact and {h, w} != {plan.size}):
+        return None, ["The images are too small for a fingerprint."]
+    if (shapes == (h, w)).all():
+        each = 1
+    if len(numbers) * each < 2:
+        return None, [
+            "A fingerprint needs several images, or one that is larger than the input size of the model."
+        ]
+    windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
+    pattern = fingerprint(f, windows, batch_size=plan.batch_size)
+    return pattern, [
+        f"The fingerprint is the mean of {counted(len(numbers) * each, 'window')} of {h} x {w} px."
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -49,41 +50,22 @@ def plan_conversion(
     family.check_model(model, stock, spec.terms)
     layers = list(family.attentions(model))
     family.check_widths(spec.terms, layers)
-    facts, like = family.facts(model, layers), next(model.parameters())
-
-    def build(facts: dict[str, Any], layer: int) -> tuple[Encoding, ...]:
-        with torch.device(like.device):
-            terms = [create_encoding(term, **facts) for term in spec.terms]
-            parts = _composed(terms).to(dtype=like.dtype).train(model.training).parts()
-        for encoding, source in zip_longest(parts, spec.sources):
-            if source is not None:
-                if family.per_layer and source.state_dict().keys() != encoding.state_dict().keys():
-                    encoding.restrict(layer)  # the source may itself be restricted to one layer
-                _copy_weights(encoding, source, family.noun)
-            if family.per_layer:
-                encoding.restrict(layer)
-        return parts
-
+    facts = family.facts(model, layers)
+    # a model without a fixed grid is treated as an image model, with two axes
+    axes = len(facts["grid"] or "hw")
     classes = [encoding_class(term["name"]) for term in spec.terms]
     # encodings cannot be built for an unsupported attention layer, which may have no num_heads
     if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
-        family.check_inside(model)
-        check_swaps(model, family)
-    # a model without a fixed grid is treated as an image model, with two axes
-    axes = len(facts["grid"] or "hw")
+        _check_attentions(model, family)
     for cls_of_term in classes:
         check_term(cls_of_term, axes, stock)
+    build = partial(_build, model, family, spec)
     parts = build(facts, layers[0][0] if layers else 0)
     for encoding in parts:
         check_part(encoding, family, stock, axes, keep_rope)
     check_sampled(parts, stock, keep_abs, keep_rope)
     family.check_parts(model, parts, layers)
-    inside = family.always_inside or any(isinstance(e, Biased | Rotary) for e in parts)
-    if inside:
-        family.check_inside(model)
-        check_swaps(model, family)
-    elif any(isinstance(e, Mixing) for e in parts):
-        inside = _swappable(model, family)  # so that blocks called outside the model raise an error
+    inside = _converts_attentions(model, family, parts)
     # per-layer encodings are built once for each layer, as each has parameters of its own
     layered = family.per_layer or any(e.per_layer for e in parts)
     of_layers: list[Encoding | None] = []
@@ -96,14 +78,47 @@ def plan_conversion(
     return ConversionPlan(cls, parts, shared, of_layers, inside, facts["grid"], reference)
 
 
-def _swappable(model: Any, family: HostFamily) -> bool:
-    """Return whether attention layers can be converted, for encodings that do not require their conversion."""
-    try:
-        family.check_inside(model)
-        check_swaps(model, family)
-    except UnsupportedHost:
-        return False
-    return True
+def _build(
+    model: Any, family: HostFamily, spec: HostSpec, facts: dict[str, Any], layer: int
+) -> tuple[Encoding, ...]:
+    """Return an encoding for each term, with the device, dtype and mode of the model and the weights of the user."""
+    like = next(model.parameters())
+    with torch.device(like.device):
+        terms = [create_encoding(term, **facts) for term in spec.terms]
+        parts = _composed(terms).to(dtype=like.dtype).train(model.training).parts()
+    for encoding, source in zip_longest(parts, spec.sources):
+        if source is not None:
+            if family.per_layer and source.state_dict().keys() != encoding.state_dict().keys():
+                encoding.restrict(layer)  # the source may itself be restricted to one layer
+            _copy_weights(encoding, source, family.noun)
+        if family.per_layer:
+            encoding.restrict(layer)
+    return parts
+
+
+def _check_attentions(model: Any, family: HostFamily) -> None:
+    """Raise `UnsupportedHost` if attention layers cannot be converted."""
+    family.check_inside(model)
+    check_swaps(model, family)
+
+
+def _converts_attentions(model: Any, family: HostFamily, parts: tuple[Encoding, ...]) -> bool:
+    """Return whether attention layers are converted.
+
+    Raises:
+        UnsupportedHost: an encoding requires it, and they cannot be converted.
+    """
+    if family.always_inside or any(isinstance(e, Biased | Rotary) for e in parts):
+        _check_attentions(model, family)
+        return True
+    # mixing does not require it, but blocks called outside the model then raise an error
+    if any(isinstance(e, Mixing) for e in parts):
+        try:
+            _check_attentions(model, family)
+        except UnsupportedHost:
+            return False
+        return True
+    return False
 
 
 def _composed(encodings: list[Encoding]) -> Encoding | None:

@@ -35,9 +35,9 @@ def allocations(
 def _allocated(scheme: Scheme, rotary: DetectedRotary, heads: int) -> Tensor:
     """Return the axis of each pair; `ZERO` for pairs that the model does not rotate."""
     axes = scheme.allocation(rotary.num_rotated, heads)
-    if not rotary.still:
+    if not rotary.unrotated:
         return axes
-    rotated = [n for n in range(rotary.pairs) if n not in rotary.still]
+    rotated = [n for n in range(rotary.pairs) if n not in rotary.unrotated]
     padded = axes.new_full((*axes.shape[:-1], rotary.pairs), ZERO)
     padded[..., rotated] = axes
     return padded

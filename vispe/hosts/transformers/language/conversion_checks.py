@@ -100,7 +100,7 @@ def check_by_channel(
         raise UnsupportedCombination(
             f"late_rotation needs an axis for each pair of channels, got {scheme} with one for each channel. {advice}"
         )
-    if any(rotary.interleaved or rotary.still for rotary in rotaries.values()):
+    if any(rotary.interleaved or rotary.unrotated for rotary in rotaries.values()):
         raise UnsupportedHost(
             f"{scheme} has an axis for each channel, which needs heads that are all rotated in the layout 'half', got "
             f"other heads. {advice}"

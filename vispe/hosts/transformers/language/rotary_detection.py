@@ -35,7 +35,7 @@ class DetectedRotary:
         order: index into `inv_freq` of each pair.
         interleaved: whether adjacent channels form pairs, instead of the halves of a head.
         rows: number of rows of position ids: 4 if the first contains ordinary ids, otherwise 1.
-        still: indices of pairs with frequency 0.
+        unrotated: indices of pairs with frequency 0.
         module: name of the module with the frequencies.
         prefix: prefix of their buffer names in the module.
         full: whether cosines and sines are float32 even if the model runs in half precision.
@@ -45,7 +45,7 @@ class DetectedRotary:
     order: tuple[int, ...]
     interleaved: bool
     rows: int
-    still: tuple[int, ...] = ()
+    unrotated: tuple[int, ...] = ()
     module: str = "rotary_emb"
     prefix: str = ""
     full: bool = False
@@ -63,7 +63,7 @@ class DetectedRotary:
     @property
     def num_rotated(self) -> int:
         """Number of pairs with a nonzero frequency."""
-        return self.pairs - len(self.still)
+        return self.pairs - len(self.unrotated)
 
     def rates(self, text: Any) -> Tensor:
         """Return the frequency of each pair (pairs,)."""
@@ -143,9 +143,38 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Detected
     Raises:
         UnsupportedHost: these layers have no rotary embedding, or it is not supported.
     """
-    prefix = f"{kind}_" if kind else ""
     rotary = getattr(text, module, None)
-    rates = getattr(rotary, f"{prefix}inv_freq", None)
+    _check_rotary(text, rotary, module, kind)
+    sections = getattr(rotary, "mrope_section", None)
+    ordinary_row = sections is not None and text.config.model_type not in WITHOUT_ORDINARY_ROW
+    prefix = f"{kind}_" if kind else ""
+    # on the CPU matrix products are not rounded to TF32, and modules on the meta device are built again with values
+    with torch.device("cpu"):
+        if getattr(rotary, f"{prefix}inv_freq").is_meta:
+            plain = {} if module == "rotary_emb" else {"scaled": False}
+            rotary = type(rotary)(text.config, **plain)
+        else:
+            rotary = copy.deepcopy(rotary).cpu()
+    rates, scaling = _frequencies(rotary, prefix).detach(), getattr(rotary, f"{prefix}attention_scaling")
+    # sections of the last axes may be omitted
+    rows = 1 if sections is None else max(3, len(sections))
+    sines, full = _sines_at_one(text, rotary, kind, rows)
+    interleaved = torch.equal(sines[::2], sines[1::2])
+    order = _order_of_pairs(sines[::2] if interleaved else sines.chunk(2)[0], rates.float().sin() * scaling)
+    if order is None:
+        raise UnsupportedHost(
+            "Position schemes need the frequency of each channel pair, but the sines of "
+            f"{type(rotary).__name__} are not those of its frequencies `inv_freq`."
+        )
+    unrotated = tuple((rates[order] == 0).nonzero()[:, 0].tolist())
+    return DetectedRotary(
+        len(rates), tuple(order), interleaved, 4 if ordinary_row else 1, unrotated, module, prefix, full
+    )
+
+
+def _check_rotary(text: Any, rotary: Any, module: str, kind: str) -> None:
+    """Raise `UnsupportedHost` if there is no rotary embedding, or one without constant frequencies or sections."""
+    rates = getattr(rotary, f"{kind}_inv_freq" if kind else "inv_freq", None)
     if rotary is None or not isinstance(rates, Tensor):
         raise UnsupportedHost(
             f"Position schemes need a rotary embedding `{module}` with frequencies for "
@@ -158,26 +187,28 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Detected
             f"Position schemes support rope_type {', '.join(STATIC_ROPE)}, got {rope!r}, whose frequencies depend on "
             "the sequence length."
         )
-    sections = getattr(rotary, "mrope_section", None)
-    if sections is None and hasattr(rotary, "mrope_section"):
+    if hasattr(rotary, "mrope_section") and rotary.mrope_section is None:
         raise UnsupportedHost(
             f"Position schemes need sections of the channels, got mrope_section=None in {type(rotary).__name__}. Set "
             "mrope_section in rope_parameters of the configuration."
         )
-    several = sections is not None
-    ordinary_row = several and text.config.model_type not in WITHOUT_ORDINARY_ROW
-    # on the CPU matrix products are not rounded to TF32, and modules on the meta device are built again with values
-    with torch.device("cpu"):
-        if rates.is_meta:
-            plain = {} if module == "rotary_emb" else {"scaled": False}
-            rotary = type(rotary)(text.config, **plain)
-        else:
-            rotary = copy.deepcopy(rotary).cpu()
-    rates, scaling = _frequencies(rotary, prefix).detach(), getattr(rotary, f"{prefix}attention_scaling")
-    position = torch.ones(1, 1, dtype=torch.long, device="cpu")
+
+
+def _sines_at_one(text: Any, rotary: Any, kind: str, rows: int) -> tuple[Tensor, bool]:
+    """Return the sines of all channels (d) at position 1, and whether they are float32 for inputs in half precision.
+
+    Args:
+        text: the language model.
+        rotary: a copy of its rotary embedding on the CPU.
+        kind: kind of layers, or ''.
+        rows: number of rows of position ids with one row per axis, or 1.
+
+    Raises:
+        UnsupportedHost: the output is not a pair of cosines and sines.
+    """
+    ids = torch.ones(1, 1, dtype=torch.long, device="cpu")
+    ids = ids.expand(rows, 1, 1) if rows > 1 else ids
     x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # the default dtype may differ during loading
-    # sections of the last axes may be omitted
-    ids = position.expand(max(3, len(sections)), 1, 1) if sections is not None else position
     args, named = _kind_argument(text, rotary, kind)
     tables = rotary(x, ids, *args, **named)
     if not isinstance(tables, tuple) or len(tables) != 2:
@@ -185,22 +216,19 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Detected
             "Position schemes need a rotary embedding that returns cosines and sines, got "
             f"{type(rotary).__name__} with another output."
         )
-    sines = tables[1].detach().flatten()
     full = rotary(x.bfloat16(), ids, *args, **named)[1].dtype == torch.float32
-    interleaved = torch.equal(sines[::2], sines[1::2])
-    # sines at position 1 identify the frequency of each pair; cosines of low frequencies are all 1
-    of_pairs = sines[::2] if interleaved else sines.chunk(2)[0]
-    expected = rates.float().sin() * scaling
-    order = list(range(len(rates)))
-    if len(of_pairs) == len(rates) and not torch.allclose(of_pairs, expected, rtol=RTOL, atol=0):
-        order = (of_pairs[:, None] - expected).abs().argmin(1).tolist()
-    permuted = sorted(order) == list(range(len(rates))) and len(of_pairs) == len(rates)
-    if not permuted or not torch.allclose(of_pairs, expected[order], rtol=RTOL, atol=0):
-        raise UnsupportedHost(
-            "Position schemes need the frequency of each channel pair, but the sines of "
-            f"{type(rotary).__name__} are not those of its frequencies `inv_freq`."
-        )
-    still = tuple((rates[order] == 0).nonzero()[:, 0].tolist())
-    return DetectedRotary(
-        len(rates), tuple(order), interleaved, 4 if ordinary_row else 1, still, module, prefix, full
-    )
+    return tables[1].detach().flatten(), full
+
+
+def _order_of_pairs(sines: Tensor, expected: Tensor) -> list[int] | None:
+    """Return the index of the frequency of each pair, or None if the sines are not a permutation of the expected ones.
+
+    Sines at position 1 identify a frequency; cosines of low frequencies are all 1.
+    """
+    if len(sines) != len(expected):
+        return None
+    order = list(range(len(expected)))
+    if not torch.allclose(sines, expected, rtol=RTOL, atol=0):
+        order = (sines[:, None] - expected).abs().argmin(1).tolist()
+    is_permutation = sorted(order) == list(range(len(expected)))
+    return order if is_permutation and torch.allclose(sines, expected[order], rtol=RTOL, atol=0) else None
