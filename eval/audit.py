@@ -128,7 +128,12 @@ def draw() -> None:
         measure = all_measures()[row["name"]]
         # values of models count as controls only for the measures that name them
         compared = [v for k, v in row["control"].items() if k not in VIEWS or k in measure.controls]
-        known = {**row, "asks": measure.asks, "number": measure.number, "largest": max(compared, default=0.0)}
+        known = {
+            **row,
+            "question": measure.question,
+            "number": measure.number,
+            "largest": max(compared, default=0.0),
+        }
         fields = {key: known[key] for key in Finding.__dataclass_fields__ if key in known}
         outcome = Outcome(row["value"], row["per_image"], row["per_layer"])
         findings.append(Finding(**fields, misleads="", outcome=outcome))

@@ -89,7 +89,7 @@ def measures_table() -> str:
         compared = ", ".join(m.controls) or "a known value"
         kind = "experimental, " * m.__module__.startswith("vispe.experimental") + "on request"
         name = f"`{m.name}`" + ("" if m.default else f" ({kind})")
-        rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {m.limit} |")
+        rows.append(f"| {name} | {m.family} | {m.question} | {m.number} | {compared} | {m.limit} |")
     return "\n".join(rows)
 
 
@@ -130,7 +130,7 @@ def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
         ends = pair["interval"]
         span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
         cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
-        question = f"`{f['name']}`: {measures[f['name']].asks}"
+        question = f"`{f['name']}`: {measures[f['name']].question}"
         rows.append(f"| {question} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
     return "\n".join(rows)
 

@@ -1,4 +1,4 @@
-"""Every row of the table of errors, by calling the command."""
+"""Error messages of the command line: every row of the table of errors."""
 
 import json
 import urllib.error
@@ -35,17 +35,17 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def vispe(capsys, words):
+def vispe(capsys, command):
     """Run the command -> exit code, stdout, stderr."""
-    code = main(words.split() if isinstance(words, str) else words)
+    code = main(command.split() if isinstance(command, str) else command)
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return code, captured.out, captured.err
 
 
-def refused(capsys, words, *parts):
-    """Check that a command ends with code 2 and one line that holds `parts`, and writes nothing."""
-    code, out, err = vispe(capsys, words)
+def assert_rejected(capsys, command, *parts):
+    """Assert that a command ends with code 2 and one line that contains `parts`, and writes nothing."""
+    code, out, err = vispe(capsys, command)
     assert code == 2
     assert out == ""
     lines = [line for line in err.splitlines() if not line.startswith("vispe: note:")]
@@ -59,36 +59,36 @@ def refused(capsys, words, *parts):
 LEARN = "--labels a_labels.png --classifier logistic -o out"
 
 
-def test_a_missing_image_is_named(capsys):
-    refused(capsys, f"segment gone.png {LEARN}", "gone.png", "does not exist")
+def test_missing_images_are_rejected(capsys):
+    assert_rejected(capsys, f"segment gone.png {LEARN}", "gone.png", "does not exist")
 
 
-def test_an_unreadable_image_is_named_with_the_reason(capsys):
+def test_unreadable_images_are_rejected(capsys):
     Path("text.png").write_text("this is not an image")
-    refused(capsys, f"segment text.png {LEARN}", "text.png")
+    assert_rejected(capsys, f"segment text.png {LEARN}", "text.png")
 
 
-def test_a_truncated_image_is_named_with_the_reason(capsys):
+def test_truncated_images_are_rejected(capsys):
     data = Path("a.png").read_bytes()
     Path("cut.png").write_bytes(data[: len(data) // 2])
-    refused(capsys, f"segment cut.png {LEARN}", "cut.png")
+    assert_rejected(capsys, f"segment cut.png {LEARN}", "cut.png")
 
 
-def test_a_batch_goes_on_and_lists_what_was_left_out(capsys):
+def test_batches_skip_and_list_unreadable_images(capsys):
     data = Path("a.png").read_bytes()
     Path("cut.png").write_bytes(data[: len(data) // 2])
     Path("text.png").write_text("this is not an image")
     code, out, err = vispe(capsys, f"segment a.png cut.png gone.png text.png b.png {LEARN}")
     assert code == 1
     assert [line.partition(":")[0] for line in out.splitlines()] == ["a.png", "b.png"]
-    ending = err[err.index("2 images done in out, 3 skipped") :]
-    assert all(name in ending for name in ("cut.png", "gone.png", "text.png"))
+    summary = err[err.index("2 images done in out, 3 skipped") :]
+    assert all(name in summary for name in ("cut.png", "gone.png", "text.png"))
     report = json.loads(Path("out/report.json").read_text())
     assert {Path(f["image"]).name for f in report["failures"]} == {"cut.png", "gone.png", "text.png"}
     assert Path("out/b_seg.png").exists()
 
 
-def test_an_unreadable_labelled_image_of_a_batch_is_left_out(capsys):
+def test_batches_skip_unreadable_labelled_images(capsys):
     Path("c.png").write_text("this is not an image")
     save("c_labels.png", np.load("drawn.npy"))
     code, out, err = vispe(
@@ -100,7 +100,7 @@ def test_an_unreadable_labelled_image_of_a_batch_is_left_out(capsys):
 
 
 @pytest.mark.slow
-def test_a_truth_of_the_wrong_size_leaves_only_its_image_out(capsys):
+def test_truth_of_wrong_size_skips_only_its_image(capsys):
     save("b_truth.png", np.zeros((9, 9)))
     code, out, err = vispe(capsys, f"segment a.png b.png --truth b_truth.png {LEARN}")
     assert code == 1
@@ -109,23 +109,23 @@ def test_a_truth_of_the_wrong_size_leaves_only_its_image_out(capsys):
     assert not Path("out/b_seg.png").exists()
 
 
-def test_labels_of_another_size_are_not_resized(capsys):
+def test_labels_of_wrong_size_are_rejected(capsys):
     save("a_labels.png", np.ones((32, 40)))
-    refused(capsys, f"segment a.png {LEARN}", "32 x 40", "32 x 45", "never resized")
+    assert_rejected(capsys, f"segment a.png {LEARN}", "32 x 40", "32 x 45", "never resized")
 
 
 @pytest.mark.parametrize(("value", "actual"), [(0, "got 0"), (1, "got 1")])
-def test_fewer_than_two_classes_are_not_enough(capsys, value, actual):
+def test_fewer_than_two_labelled_classes_are_rejected(capsys, value, actual):
     save("a_labels.png", np.full(SIZE, value))
-    refused(capsys, f"segment a.png {LEARN}", "needs at least 2 labelled classes", actual)
+    assert_rejected(capsys, f"segment a.png {LEARN}", "needs at least 2 labelled classes", actual)
 
 
-def test_an_empty_label_file_is_named(capsys):
+def test_empty_label_files_are_rejected(capsys):
     Path("a_labels.png").write_bytes(b"")
-    refused(capsys, f"segment a.png {LEARN}", "a_labels.png")
+    assert_rejected(capsys, f"segment a.png {LEARN}", "a_labels.png")
 
 
-def test_a_class_without_labels_remains_with_a_warning(capsys):
+def test_unlabelled_classes_remain_with_a_warning(capsys):
     code, out, err = vispe(capsys, f"segment a.png --classes ground,grain,pore {LEARN}")
     assert code == 0
     assert "class 'pore' has no labelled pixels" in err
@@ -133,7 +133,7 @@ def test_a_class_without_labels_remains_with_a_warning(capsys):
     assert tifffile.imread("out/a_prob.tif").squeeze().shape == (3, *SIZE)
 
 
-def test_a_class_of_few_pixels_remains_with_a_warning(capsys):
+def test_classes_of_few_pixels_remain_with_a_warning(capsys):
     scribbles = np.load("drawn.npy")
     scribbles[0, :3] = 3
     save("a_labels.png", scribbles)
@@ -142,7 +142,7 @@ def test_a_class_of_few_pixels_remains_with_a_warning(capsys):
     assert "only 3 labelled pixels" in err
 
 
-def test_nan_and_infinite_pixels_are_no_data(capsys):
+def test_nan_and_infinite_pixels_are_invalid(capsys):
     grey = np.asarray(Image.open("a.png"), np.float32)
     grey[4:8, 5:10], grey[20, 30] = np.nan, np.inf
     tifffile.imwrite("a.tif", grey)
@@ -153,12 +153,12 @@ def test_nan_and_infinite_pixels_are_no_data(capsys):
     assert json.loads(Path("out/report.json").read_text())["images"][0]["no_data_share"] > 0
 
 
-def test_an_image_of_nan_only_is_refused(capsys):
+def test_images_of_nan_only_are_rejected(capsys):
     tifffile.imwrite("a.tif", np.full(SIZE, np.nan, np.float32))
-    refused(capsys, f"segment a.tif {LEARN}", "a.tif", "no data")
+    assert_rejected(capsys, f"segment a.tif {LEARN}", "a.tif", "no data")
 
 
-def test_an_image_smaller_than_a_patch_is_padded_with_a_warning(capsys):
+def test_images_smaller_than_a_patch_are_padded_with_a_warning(capsys):
     save("s.png", np.random.default_rng(0).integers(0, 255, (9, 30)))
     scribbles = np.zeros((9, 30))
     scribbles[2, :15], scribbles[6, 15:] = 1, 2
@@ -172,14 +172,14 @@ def test_an_image_smaller_than_a_patch_is_padded_with_a_warning(capsys):
     assert np.asarray(Image.open("out/s_seg.png")).shape == (9, 30)
 
 
-def test_an_image_of_no_pixels_is_refused(capsys):
+def test_empty_images_are_rejected(capsys):
     with pytest.warns(UserWarning, match="zero-size"):
         tifffile.imwrite("a.tif", np.zeros((0, 5), np.uint8))
-    refused(capsys, f"segment a.tif {LEARN}", "a.tif")
+    assert_rejected(capsys, f"segment a.tif {LEARN}", "a.tif")
 
 
-def test_an_unknown_model_gets_a_suggestion(capsys):
-    refused(
+def test_unknown_models_are_rejected_with_a_suggestion(capsys):
+    assert_rejected(
         capsys,
         f"segment a.png --model vit_smal_patch16_224 {LEARN}",
         "'vit_smal_patch16_224'",
@@ -187,17 +187,17 @@ def test_an_unknown_model_gets_a_suggestion(capsys):
     )
 
 
-def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
+def test_unavailable_weights_are_rejected_immediately(capsys, monkeypatch):
     monkeypatch.setattr("vispe.backbones.timm.weights_on_disk", lambda name: None)
     monkeypatch.setattr("vispe.backbones.timm.models_on_disk", lambda: ["vit_small_patch14_dinov2.lvd142m"])
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # independent of the environment
 
     def unreachable(*_, timeout):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(hub_module.urllib.request, "urlopen", unreachable)
-    refused(
+    assert_rejected(
         capsys,
         f"segment a.png --model vit_tiny_patch16_224 {LEARN}",
         "vit_tiny_patch16_224",
@@ -207,23 +207,23 @@ def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
     )
 
 
-def test_page_counts_must_agree_unless_a_page_is_named(capsys):
+def test_page_counts_must_agree_without_label_page(capsys):
     pages = np.stack([np.asarray(Image.open("a.png"))] * 3)
     tifffile.imwrite("a.tif", pages, photometric="minisblack", metadata={"axes": "ZYX"})
     two = np.stack([np.load("drawn.npy")] * 2).astype(np.uint8)
     tifffile.imwrite("two.tif", two, photometric="minisblack", metadata={"axes": "ZYX"})
-    refused(capsys, f"segment a.tif {LEARN}", "1 page", "image has 3")
-    refused(
+    assert_rejected(capsys, f"segment a.tif {LEARN}", "1 page", "image has 3")
+    assert_rejected(
         capsys, "segment a.tif --labels two.tif --classifier logistic -o out", "2 pages", "the image has 3"
     )
     assert vispe(capsys, f"segment a.tif --label-page 1 {LEARN}")[0] == 0
 
 
-def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
-    def never(*_):
+def test_out_of_memory_is_noted_and_reported(capsys, monkeypatch):
+    def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(prediction, "predict_page", never)
+    monkeypatch.setattr(prediction, "predict_page", fail)
     code, _, err = vispe(capsys, f"segment a.png --device cpu {LEARN}")
     assert code == 2
     assert "halved to 256 px" in err
@@ -231,16 +231,16 @@ def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
 
 
 def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
-    plain = prediction.predict_page
+    original = prediction.predict_page
 
-    def stopped(page, *args):
-        if stopped.calls:
+    def predict_once(page, *args):
+        if predict_once.calls:
             raise KeyboardInterrupt
-        stopped.calls += 1
-        return plain(page, *args)
+        predict_once.calls += 1
+        return original(page, *args)
 
-    stopped.calls = 0
-    monkeypatch.setattr(prediction, "predict_page", stopped)
+    predict_once.calls = 0
+    monkeypatch.setattr(prediction, "predict_page", predict_once)
     code, out, err = vispe(capsys, f"segment a.png b.png {LEARN}")
     assert code == 130
     assert "finished are complete" in err
@@ -275,14 +275,14 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
         (f"{LEARN} --truth b.txt", "b.txt"),
     ],
 )
-def test_wrong_options_are_refused_before_any_work(capsys, words, part):
-    refused(capsys, f"segment a.png {words}", part)
+def test_invalid_options_are_rejected_before_any_work(capsys, words, part):
+    assert_rejected(capsys, f"segment a.png {words}", part)
 
 
-def test_labels_that_belong_to_no_image_are_refused(capsys):
-    refused(capsys, "segment b.png a.png --labels drawing.png -o out", "drawing.png")
+def test_labels_without_an_image_are_rejected(capsys):
+    assert_rejected(capsys, "segment b.png a.png --labels drawing.png -o out", "drawing.png")
     save("drawing.png", np.load("drawn.npy"))
-    refused(
+    assert_rejected(
         capsys,
         "segment b.png a.png --labels drawing.png -o out",
         "no labels file matches an image",
@@ -290,18 +290,18 @@ def test_labels_that_belong_to_no_image_are_refused(capsys):
     )
 
 
-def test_two_label_files_for_one_image_are_refused(capsys):
+def test_two_label_files_for_one_image_are_rejected(capsys):
     save("a-2.png", np.load("drawn.npy"))
-    refused(capsys, "segment a.png b.png --labels a_labels.png,a-2.png -o out", "a.png: two labels match")
+    assert_rejected(capsys, "segment a.png b.png --labels a_labels.png,a-2.png -o out", "a.png: two labels match")
 
 
-def test_two_images_of_one_name_are_refused(capsys):
+def test_images_of_equal_name_are_rejected(capsys):
     Path("other").mkdir()
     save("other/a.png", np.ones(SIZE))
-    refused(capsys, "segment a.png other/a.png --cluster 2 -o out", "same name")
+    assert_rejected(capsys, "segment a.png other/a.png --cluster 2 -o out", "same name")
 
 
-def test_another_number_of_channels_is_refused(capsys):
+def test_mismatched_channel_counts_are_rejected(capsys):
     assert vispe(capsys, f"segment a.png {LEARN}")[0] == 0
     Image.fromarray(np.zeros((*SIZE, 3), np.uint8) + np.arange(3, dtype=np.uint8)).save("rgb.png")
     code, _, err = vispe(capsys, "apply out/model.vispe rgb.png -o more")
@@ -309,7 +309,7 @@ def test_another_number_of_channels_is_refused(capsys):
     assert "3 channels, but the model was trained with 1" in err
 
 
-def test_a_file_that_is_no_model_is_refused(capsys):
+def test_files_that_are_not_models_are_rejected(capsys):
     code, _, err = vispe(capsys, "apply a.png b.png -o more")
     assert code == 2
     assert "a.png is not a complete vispe model file" in err

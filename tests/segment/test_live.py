@@ -1,4 +1,4 @@
-"""What follows a drawing gives the numbers of the command."""
+"""Live segmentation: results equal those of the command line."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ TOKENS = FeatureConfig(
 
 
 def synthetic_image(h: int, w: int, seed: int = 0) -> np.ndarray:
-    """Bright discs on a dark ground, with noise; uint8."""
+    """Make bright discs on a dark, noisy background; uint8."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:h, :w]
     out = np.full((h, w), 60.0)
@@ -40,7 +40,7 @@ def synthetic_image(h: int, w: int, seed: int = 0) -> np.ndarray:
 
 
 def scribbles(grey: np.ndarray, classes: int = 2, seed: int = 0) -> np.ndarray:
-    """A few scribbles across the image, labelled by grey level; uint8."""
+    """Make a few scribbles across the image, labelled by grey level; uint8."""
     rng = np.random.default_rng(seed)
     truth = 1 + np.digitize(grey, np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1]))
     out = np.zeros(grey.shape, np.uint8)
@@ -49,14 +49,14 @@ def scribbles(grey: np.ndarray, classes: int = 2, seed: int = 0) -> np.ndarray:
     return out
 
 
-def by_hand(
+def segment_uncached(
     image: Micrograph,
     labels: np.ndarray,
     config: FeatureConfig,
     kind: str,
     post: PostProcessing | None = None,
 ):
-    """What the command does with one image, from the same public parts but without anything stored."""
+    """Segment one image as the command does, with the same public functions but without caches."""
     features = Features(config)
     pages, _ = normalize(image)
     labelled = [
@@ -71,19 +71,19 @@ def by_hand(
     classes = labels[masks].astype(np.int64)
     scale = features.filter_scale(image.channels)
     classifier.fit(np.concatenate(actual), classes, scale=scale)
-    of = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
-    calibrate(classifier, np.concatenate(actual), classes, of, scale=scale)
+    scribble_ids = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
+    calibrate(classifier, np.concatenate(actual), classes, scribble_ids, scale=scale)
     return [
         predict_page(p, v, features, classifier, post or PostProcessing(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)
     ], classifier
 
 
-def assert_same(actual, expected, atol: float = 1e-5) -> None:
+def assert_predictions_close(actual, expected, atol: float = 1e-5) -> None:
     np.testing.assert_allclose(actual.prob, expected.prob, rtol=0, atol=atol)
     top = np.sort(expected.prob, 0)
-    clear = top[-1] - top[-2] > 2 * atol
-    np.testing.assert_array_equal(actual.labels[clear], expected.labels[clear])
+    unambiguous = top[-1] - top[-2] > 2 * atol
+    np.testing.assert_array_equal(actual.labels[unambiguous], expected.labels[unambiguous])
     np.testing.assert_allclose(actual.uncertainty, expected.uncertainty, rtol=0, atol=2 * atol)
     assert (actual.overlap, actual.notes) == (expected.overlap, expected.notes)
 
@@ -95,15 +95,15 @@ TIMM = pytest.param(TOKENS, id="tokens", marks=pytest.mark.slow)  # importing ti
     "config", [pytest.param(FILTERS, id="filters"), pytest.param(TILED, id="vispe_micro"), TIMM]
 )
 @pytest.mark.parametrize("classes", [2, 3])
-def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
+def test_update_equals_the_uncached_computation(config, classes):
     grey = synthetic_image(91, 75)
     labels = scribbles(grey, classes)
     image = micrograph(grey)
-    (expected,), classifier = by_hand(image, labels[None], config, "logistic")
+    (expected,), classifier = segment_uncached(image, labels[None], config, "logistic")
     live = Live(image, features=config, classifier="logistic")
     actual = live.update(labels)
-    assert_same(actual, expected)
-    for name in ("mean", "weight", "bias", "classes"):  # the very same features were gathered
+    assert_predictions_close(actual, expected)
+    for name in ("mean", "weight", "bias", "classes"):  # the gathered features are identical
         np.testing.assert_array_equal(
             getattr(live.model.classifier.linear, name), getattr(classifier.linear, name)
         )
@@ -111,7 +111,7 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
 
 @pytest.mark.slow
 @cases("kind", ["logistic", "ensemble"])
-def test_the_command_and_the_saved_model_agree(tmp_path, kind):
+def test_results_equal_those_of_the_command_and_saved_model(tmp_path, kind):
     from PIL import Image
 
     grey = synthetic_image(80, 101)
@@ -124,68 +124,68 @@ def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     )  # fmt: skip
     live = Live(micrograph(grey), features=TILED, classifier=kind)
     actual = live.update(labels)
-    theirs = load_model(tmp_path / "out" / "model.vispe")
-    np.testing.assert_array_equal(live.model.classifier.linear.weight, theirs.classifier.linear.weight)
-    assert live.model.features == theirs.features
-    assert (live.model.names, live.model.normalize, live.model.clip) == (theirs.names, "stack", (0.5, 99.5))
-    written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
-    clear = np.abs(np.diff(np.sort(actual.prob, 0)[-2:], axis=0)[0]) > 1e-4
-    np.testing.assert_array_equal(actual.labels[clear], written[clear])
+    command_model = load_model(tmp_path / "out" / "model.vispe")
+    np.testing.assert_array_equal(live.model.classifier.linear.weight, command_model.classifier.linear.weight)
+    assert live.model.features == command_model.features
+    assert (live.model.names, live.model.normalize, live.model.clip) == (command_model.names, "stack", (0.5, 99.5))
+    segmentation = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
+    unambiguous = np.abs(np.diff(np.sort(actual.prob, 0)[-2:], axis=0)[0]) > 1e-4
+    np.testing.assert_array_equal(actual.labels[unambiguous], segmentation[unambiguous])
 
     live.save(tmp_path / "mine.vispe")
     pipeline.apply(tmp_path / "mine.vispe", [tmp_path / "a.png"], tmp_path / "again")
     reloaded = np.asarray(Image.open(tmp_path / "again" / "a_seg.png"))
-    np.testing.assert_array_equal(reloaded[clear], written[clear])
+    np.testing.assert_array_equal(reloaded[unambiguous], segmentation[unambiguous])
     with pytest.raises(InputError, match="exists; add --force"):
         live.save(tmp_path / "mine.vispe")
     live.save(tmp_path / "mine.vispe", force=True)
 
 
-def test_a_model_predicts_at_once_and_learns_on(tmp_path):
+def test_loaded_models_predict_and_can_be_retrained(tmp_path):
     grey = synthetic_image(64, 70)
     first = Live(micrograph(grey), features=FILTERS, names=("ground", "disc"), colors=((1, 2, 3), (4, 5, 6)))
-    before = first.update(scribbles(grey))
+    expected = first.update(scribbles(grey))
     first.save(tmp_path / "m.vispe")
     live = Live(micrograph(grey), model=tmp_path / "m.vispe")
     assert (live.names, live.colors, live.ready) == (("ground", "disc"), ((1, 2, 3), (4, 5, 6)), True)
-    np.testing.assert_array_equal(live.predict().prob, before.prob)
-    other = scribbles(grey, seed=1)
-    np.testing.assert_array_equal(live.update(other).prob, first.update(other).prob)
+    np.testing.assert_array_equal(live.predict().prob, expected.prob)
+    new_labels = scribbles(grey, seed=1)
+    np.testing.assert_array_equal(live.update(new_labels).prob, first.update(new_labels).prob)
     with pytest.raises(OptionError, match="features, seed cannot be combined with a model"):
         Live(micrograph(grey), model=tmp_path / "m.vispe", features=FILTERS, seed=1)
     with pytest.raises(InputError, match=r"image has 3 channels, but the model was trained with 1"):
         Live(micrograph(np.stack([grey] * 3, -1), "YXC"), model=tmp_path / "m.vispe")
 
 
-def test_clusters_are_predicted_and_words_refused(tmp_path):
+def test_cluster_models_predict_and_text_models_raise(tmp_path):
     from PIL import Image
 
     grey = synthetic_image(48, 56)
     Image.fromarray(grey).save(tmp_path / "a.png")
     pipeline.segment([tmp_path / "a.png"], tmp_path / "out", cluster=2, features=FILTERS)
     live = Live(micrograph(grey), model=tmp_path / "out" / "model.vispe")
-    written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
-    assert (live.predict().labels == written).mean() > 0.999
+    segmentation = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
+    assert (live.predict().labels == segmentation).mean() > 0.999
     assert live.update(scribbles(grey)).prob.shape == (2, 48, 56)
     assert live.model.classifier.kind == "ensemble"
-    words = Model(object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {})
+    text_model = Model(object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {})
     with pytest.raises(InputError, match="classifies by text prompts"):
-        Live(micrograph(grey), model=words)
+        Live(micrograph(grey), model=text_model)
 
 
 @pytest.mark.slow
-def test_labels_change_and_nothing_of_the_old_ones_stays():
+def test_updates_depend_on_the_current_labels_only():
     grey = synthetic_image(70, 64)
     image = micrograph(grey)
     live = Live(image, features=TILED)
-    more, less = scribbles(grey, 3), scribbles(grey, 2, seed=3)
-    live.update(more)
-    actual = live.update(less)
-    assert len(live.names) == 3  # names once seen stay, as the colours of a palette do
+    three_classes, two_classes = scribbles(grey, 3), scribbles(grey, 2, seed=3)
+    live.update(three_classes)
+    actual = live.update(two_classes)
+    assert len(live.names) == 3  # class names are not removed, as the colours of a palette
     assert (actual.prob[2] == 0).all()
-    fresh = Live(image, features=TILED).update(less)
+    fresh = Live(image, features=TILED).update(two_classes)
     np.testing.assert_array_equal(actual.prob[:2], fresh.prob)
-    np.testing.assert_array_equal(live.update(more).prob, Live(image, features=TILED).update(more).prob)
+    np.testing.assert_array_equal(live.update(three_classes).prob, Live(image, features=TILED).update(three_classes).prob)
 
 
 @pytest.mark.slow
@@ -195,12 +195,12 @@ def test_pages_of_a_stack_share_one_classifier(config):
     image = micrograph(pages, "ZYX", "stack.tif")
     labels = np.zeros(pages.shape, np.uint8)
     labels[0], labels[2] = scribbles(pages[0]), scribbles(pages[2], seed=1)
-    expected, _ = by_hand(image, labels, config, "logistic")
+    expected, _ = segment_uncached(image, labels, config, "logistic")
     live = Live(image, page=1, features=config, classifier="logistic")
-    assert_same(live.update(labels), expected[1])
+    assert_predictions_close(live.update(labels), expected[1])
     live.select_page(2)
-    assert_same(live.predict(), expected[2])
-    assert_same(live.predict(0), expected[0])
+    assert_predictions_close(live.predict(), expected[2])
+    assert_predictions_close(live.predict(0), expected[0])
     single_page = np.zeros(pages.shape, np.uint8)
     single_page[2] = labels[2]
     fresh = Live(image, page=2, features=config, classifier="logistic").update(single_page)
@@ -211,11 +211,11 @@ def test_pages_of_a_stack_share_one_classifier(config):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("forest", marks=pytest.mark.slow), "boosting"])
-def test_trees_are_those_of_the_command(kind):
+def test_tree_classifiers_equal_those_of_the_command(kind):
     grey = synthetic_image(40, 37)
     labels = scribbles(grey)
     image = micrograph(grey)
-    (expected,), _ = by_hand(image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4))
+    (expected,), _ = segment_uncached(image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4))
     actual = Live(image, features=FILTERS, classifier=kind, post=PostProcessing(smooth=1, min_area=4)).update(
         labels
     )
@@ -223,7 +223,7 @@ def test_trees_are_those_of_the_command(kind):
     np.testing.assert_array_equal(actual.labels, expected.labels)
 
 
-def test_pixels_without_data_and_colours():
+def test_invalid_pixels_and_colour_images_are_supported():
     grey = synthetic_image(60, 72).astype(np.float32)
     labels = scribbles(grey)
     grey[10:20, 30:50] = np.nan
@@ -232,22 +232,22 @@ def test_pixels_without_data_and_colours():
     messages: list[str] = []
     live = Live(image, features=TILED, classifier="logistic", watch=messages.append)
     actual = live.update(labels)
-    (expected,), _ = by_hand(image, labels[None], TILED, "logistic")
-    assert_same(actual, expected)
+    (expected,), _ = segment_uncached(image, labels[None], TILED, "logistic")
+    assert_predictions_close(actual, expected)
     assert (actual.labels[10:20, 30:50] == 0).all()
-    lost = int((labels[~image.valid[0]] > 0).sum())
-    assert lost
+    n_invalid = int((labels[~image.valid[0]] > 0).sum())
+    assert n_invalid
     assert messages == live.notes
-    assert f"{lost} labelled pixels of page 0 have no data and are ignored." in messages
+    assert f"{n_invalid} labelled pixels of page 0 have no data and are ignored." in messages
 
     colour = np.stack([synthetic_image(48, 50, s) for s in range(3)], -1)
     image = micrograph(colour, "YXC")
-    (expected,), _ = by_hand(image, scribbles(colour[..., 0])[None], TILED, "logistic")
+    (expected,), _ = segment_uncached(image, scribbles(colour[..., 0])[None], TILED, "logistic")
     live = Live(image, features=TILED, classifier="logistic")
-    assert_same(live.update(scribbles(colour[..., 0])), expected)
+    assert_predictions_close(live.update(scribbles(colour[..., 0])), expected)
 
 
-def test_any_page_is_segmented_with_the_model():
+def test_other_pages_are_segmented_with_the_model():
     grey = synthetic_image(64, 80)
     live = Live(micrograph(grey), features=TILED)
     live.update(scribbles(grey))
@@ -257,7 +257,7 @@ def test_any_page_is_segmented_with_the_model():
     assert (np.rot90(live.predict().labels) == rotated.labels).mean() > 0.97
 
 
-def test_memory_is_stated_and_bounded():
+def test_memory_is_reported_and_limited():
     grey = synthetic_image(96, 128)
     live = Live(micrograph(grey), features=TILED)
     pages = grey.size * 4
@@ -272,10 +272,10 @@ def test_memory_is_stated_and_bounded():
 
 def test_features_are_computed_once(monkeypatch):
     calls = []
-    real = CachedFeatures._load
+    original = CachedFeatures._load
 
     def load(self, config):
-        model = real(self, config)
+        model = original(self, config)
         call = type(model).__call__
         monkeypatch.setattr(type(model), "__call__", lambda *a, **k: (calls.append(1), call(*a, **k))[1])
         return model
@@ -293,18 +293,18 @@ def test_features_are_computed_once(monkeypatch):
 @pytest.mark.parametrize(
     "config", [pytest.param(FILTERS, id="filters"), pytest.param(TILED, id="vispe_micro"), TIMM]
 )
-def test_only_new_labelled_pixels_are_gathered(monkeypatch, config):
+def test_features_are_gathered_for_new_labels_only(monkeypatch, config):
     grey = synthetic_image(96, 70)
-    live, gathered = Live(micrograph(grey), features=config), []
+    live, n_gathered = Live(micrograph(grey), features=config), []
     look_up = live._look_up
-    monkeypatch.setattr(live, "_look_up", lambda page, i: (gathered.append(len(i)), look_up(page, i))[1])
+    monkeypatch.setattr(live, "_look_up", lambda page, i: (n_gathered.append(len(i)), look_up(page, i))[1])
     labels = scribbles(grey)
     live.draw(labels)
     live.fit()
-    changed = labels.copy()
-    changed[:, 20:30], changed[50] = 0, 1
-    new = ((changed > 0) & (labels == 0)).sum()
-    for drawing in (changed, changed, labels):
+    modified = labels.copy()
+    modified[:, 20:30], modified[50] = 0, 1
+    new = ((modified > 0) & (labels == 0)).sum()
+    for drawing in (modified, modified, labels):
         live.draw(drawing)
         live.fit()
         fresh = Live(micrograph(grey), features=config)
@@ -313,7 +313,7 @@ def test_only_new_labelled_pixels_are_gathered(monkeypatch, config):
         np.testing.assert_array_equal(
             live.gather_labelled(live.labelled()), fresh.gather_labelled(fresh.labelled())
         )
-    assert gathered == [(labels > 0).sum(), new, ((labels > 0) & (changed == 0)).sum()]
+    assert n_gathered == [(labels > 0).sum(), new, ((labels > 0) & (modified == 0)).sum()]
 
 
 @cases(
@@ -339,14 +339,14 @@ def test_only_new_labelled_pixels_are_gathered(monkeypatch, config):
         (np.zeros((40, 37), int), InputError, r"need at least 2 labelled classes, got 0 \(none\)"),
     ],
 )
-def test_labels_that_cannot_be_used(labels, error, text):
+def test_invalid_labels_raise(labels, error, text):
     live = Live(micrograph(synthetic_image(40, 37)), features=FILTERS, names=("ground", "disc"))
     with pytest.raises(error, match=text):
         live.update(labels)
     assert not live.ready
 
 
-def test_prediction_without_a_model_and_unknown_pages_are_refused(tmp_path):
+def test_prediction_without_a_model_and_unknown_pages_raise(tmp_path):
     live = Live(micrograph(synthetic_image(40, 37)), features=FILTERS)
     for call in (live.predict, lambda: live.save(tmp_path / "m.vispe")):
         with pytest.raises(InputError, match=r"there is no model yet\. Label at least 2 classes"):
@@ -363,29 +363,29 @@ def test_prediction_without_a_model_and_unknown_pages_are_refused(tmp_path):
         Live(micrograph(synthetic_image(40, 37)), classifier="forrest")
 
 
-def test_arrays_become_images():
+def test_arrays_are_converted_to_micrographs():
     grey = synthetic_image(12, 15)
     assert micrograph(grey).pages.shape == (1, 12, 15, 1)
     np.testing.assert_array_equal(micrograph(grey > 100).pages[0, ..., 0], (grey > 100) * np.uint8(255))
-    many = np.arange(2 * 3 * 4 * 5 * 3).reshape(2, 3, 4, 5, 3).astype(">u2")
-    image = micrograph(many, "TZYXC", "t")
+    array_5d = np.arange(2 * 3 * 4 * 5 * 3).reshape(2, 3, 4, 5, 3).astype(">u2")
+    image = micrograph(array_5d, "TZYXC", "t")
     assert image.pages.dtype == np.uint16
     assert image.path == Path("t")
-    np.testing.assert_array_equal(image.pages, many.reshape(6, 4, 5, 3))
-    np.testing.assert_array_equal(micrograph(many[0, 0], "CYX").pages[0, ..., 1], many[0, 0, 1])
+    np.testing.assert_array_equal(image.pages, array_5d.reshape(6, 4, 5, 3))
+    np.testing.assert_array_equal(micrograph(array_5d[0, 0], "CYX").pages[0, ..., 1], array_5d[0, 0, 1])
     with pytest.raises(
         ShapeError, match=r"axes=YX must have one letter per dimension, with Y and X, for an array of shape"
     ):
-        micrograph(many[0])
+        micrograph(array_5d[0])
     with pytest.raises(ShapeError, match="axes=ZZX"):
-        micrograph(many[0, 0], "ZZX")
+        micrograph(array_5d[0, 0], "ZZX")
     with pytest.raises(InputError, match="image has dtype complex64 instead of grey levels"):
         micrograph(np.zeros((4, 4), np.complex64))
     with pytest.raises(InputError, match="image has no data"):
         micrograph(np.full((4, 4), np.nan))
 
 
-def test_a_model_knows_what_its_labelled_pages_look_like(tmp_path):
+def test_models_contain_a_summary_of_their_labelled_pages(tmp_path):
     rng = np.random.default_rng(4)
     grey = np.rint(100 + 40 * np.sin(np.mgrid[:150, :170][1] / 9) + rng.normal(0, 9, (150, 170))).astype(
         np.uint8
@@ -404,6 +404,6 @@ def test_a_model_knows_what_its_labelled_pages_look_like(tmp_path):
     pipeline.segment(
         [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "l.png"], features=live.model.features
     )
-    other = load_model(tmp_path / "out" / pipeline.MODEL_NAME).domain
+    expected = load_model(tmp_path / "out" / pipeline.MODEL_NAME).domain
     for name, value in live.model.domain.tensors().items():
-        np.testing.assert_array_equal(value, other.tensors()[name])
+        np.testing.assert_array_equal(value, expected.tensors()[name])

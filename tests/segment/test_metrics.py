@@ -1,4 +1,4 @@
-"""Scores against values worked out by hand and against scikit-learn."""
+"""Scores against manual calculations and scikit-learn."""
 
 import json
 
@@ -14,7 +14,7 @@ from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, 
 RNG = np.random.default_rng(5)
 
 
-def test_by_hand():
+def test_scores_equal_manual_calculation():
     truth = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [2, 2, 0, 2]])
     pred = np.array([[1, 1, 1, 2], [2, 2, 2, 2], [2, 0, 1, 1]])
     actual = scores(pred, truth, 3, names=["m", "p", "q"])
@@ -32,7 +32,7 @@ def test_by_hand():
 
 
 @cases("shape", [(37, 53), (3, 17, 29), (1, 1)])
-def test_against_scikit_learn(shape):
+def test_scores_equal_scikit_learn(shape):
     truth, pred = RNG.integers(1, 5, shape), RNG.integers(1, 5, shape)
     ignore = RNG.random(shape) < 0.3
     ignore.flat[0] = False
@@ -50,7 +50,7 @@ def test_against_scikit_learn(shape):
     assert adjusted_rand(pred, truth, ignore=ignore) == pytest.approx(adjusted_rand_score(t, p))
 
 
-def test_perfect_and_absent():
+def test_perfect_predictions_score_1_and_absent_classes_none():
     truth = RNG.integers(1, 4, (21, 34))
     actual = scores(truth, truth, 5)
     assert (
@@ -58,12 +58,12 @@ def test_perfect_and_absent():
     )
     assert actual["iou"]["class 4"] is None
     assert actual["phase_fraction_mean_abs_error_pp"] == 0
-    one = np.ones((5, 7), int)
-    assert scores(one, one, 2)["mean_boundary_f1"] is None
-    assert scores(one, one + 1, 2)["miou"] == 0
+    ones = np.ones((5, 7), int)
+    assert scores(ones, ones, 2)["mean_boundary_f1"] is None
+    assert scores(ones, ones + 1, 2)["miou"] == 0
 
 
-def slow_boundary_f1(pred, truth, valid, c, reach):
+def naive_boundary_f1(pred, truth, valid, c, reach):
     def edge(page):
         out = np.zeros(page.shape, bool)
         for y, x in np.ndindex(page.shape):
@@ -83,13 +83,13 @@ def slow_boundary_f1(pred, truth, valid, c, reach):
 
 
 @cases("reach", [-1, np.nan])
-def test_the_tolerance_of_boundaries_is_checked(reach):
+def test_invalid_boundary_tolerances_raise(reach):
     with pytest.raises(InputError, match=r"boundary_px must be 0 or larger"):
         scores(np.ones((2, 3), int), np.ones((2, 3), int), 1, boundary_px=reach)
 
 
 @cases("reach", [0, 1, 2, 3.5])
-def test_boundary_f1(reach):
+def test_boundary_f1_equals_a_naive_loop(reach):
     truth = np.ones((31, 45), int)
     truth[8:20, 10:30] = 2
     truth[25:, :] = 3
@@ -98,12 +98,12 @@ def test_boundary_f1(reach):
     ignore = RNG.random(truth.shape) < 0.2
     valid = ~ignore & (pred > 0) & (truth > 0)
     actual = scores(pred, truth, 3, ignore=ignore, boundary_px=reach)
-    expected = [slow_boundary_f1(pred, truth, valid, c, reach) for c in (1, 2, 3)]
+    expected = [naive_boundary_f1(pred, truth, valid, c, reach) for c in (1, 2, 3)]
     assert list(actual["boundary_f1"].values()) == pytest.approx(expected)
     assert actual["mean_boundary_f1"] == pytest.approx(np.mean(expected))
 
 
-def test_leaving_pixels_out_makes_no_boundaries():
+def test_ignored_pixels_create_no_boundaries():
     truth = np.ones((20, 20), int)
     truth[:, 10:] = 2
     ignore = np.zeros(truth.shape, bool)
@@ -114,7 +114,7 @@ def test_leaving_pixels_out_makes_no_boundaries():
     assert actual["mean_boundary_f1"] == 1
 
 
-def test_refusals():
+def test_invalid_inputs_raise():
     a = np.ones((4, 5), int)
     with pytest.raises(ShapeError, match=r"the prediction has shape \(4, 5\), but truth has \(5, 4\)"):
         scores(a, a.T, 2)
@@ -145,7 +145,7 @@ def test_clusters_are_matched_one_to_one():
     assert adjusted_rand(shuffled, truth) == 1
 
 
-def test_greedy_matching_would_be_worse():
+def test_matching_is_optimal_not_greedy():
     truth = np.repeat([1, 2], [60, 40])[None]
     pred = np.concatenate([np.repeat([1, 2], [30, 30]), np.repeat([1], [40])])[None]
     mapping = match_clusters(pred, truth, 2)
@@ -153,7 +153,7 @@ def test_greedy_matching_would_be_worse():
     assert scores(apply_mapping(pred, mapping), truth, 2)["miou"] == pytest.approx((30 / 60 + 40 / 70) / 2)
 
 
-def test_more_or_fewer_clusters_than_classes():
+def test_more_or_fewer_clusters_than_classes_are_matched():
     truth = np.repeat([1, 2], [30, 30])[None]
     pred = np.repeat([1, 2, 3, 4], [28, 2, 29, 1])[None]
     mapping = match_clusters(pred, truth, 2)
@@ -171,7 +171,7 @@ def test_more_or_fewer_clusters_than_classes():
         match_clusters(np.full((2, 2), 4), np.full((2, 2), 3), 2)
 
 
-def test_summary():
+def test_summary_statistics_equal_numpy():
     results = [{"miou": v, "iou": {"a.b": v / 2, "c": None}, "e": {"f": -v}} for v in (0.2, 0.4, 0.9)]
     actual = summarize(results, "miou")
     assert actual["n"] == 3
@@ -187,12 +187,12 @@ def test_summary():
         "n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None
     }  # fmt: skip
     assert summarize(results[:1], "miou")["std"] is None
-    assert summarize(results[:1], "miou")["ci95"] is None  # one image tells nothing about others
+    assert summarize(results[:1], "miou")["ci95"] is None  # no interval from a single image
     with pytest.raises(InputError, match=r"unknown score 'mioo'. Available scores: miou, iou, e"):
         summarize(results, "mioo")
 
 
-def test_the_interval_covers_the_mean():
+def test_confidence_interval_covers_the_mean():
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(100):

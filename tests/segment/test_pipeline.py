@@ -25,7 +25,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
 
 
 def scene(height=60, width=83, seed=0):
-    """Make dark discs on a bright ground with noise -> (image uint8, mask 0/1, scribbles 0/1/2)."""
+    """Make dark discs on a bright, noisy background -> (image uint8, mask 0/1, scribbles 0/1/2)."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     mask = np.zeros((height, width), np.uint8)
@@ -49,7 +49,7 @@ def run(folder, **options):
     return segment([folder / "a.png"], folder / "out", **options)
 
 
-def many(tmp_path, count=3):
+def write_images(tmp_path, count=3):
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").mkdir()
     (tmp_path / "masks").mkdir()
@@ -62,7 +62,7 @@ def many(tmp_path, count=3):
     return tmp_path
 
 
-def test_scribbles_become_maps_scores_and_a_model(folder):
+def test_segment_writes_maps_scores_and_a_model(folder):
     report = run(
         folder, labelling=LabelOptions(["ground", "disc"]), scoring=ScoreOptions([folder / "mask.png"])
     )
@@ -85,27 +85,27 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
     assert prob.shape == (2, *grey.shape)
     np.testing.assert_allclose(prob.sum(0), 1, atol=1e-5)
     np.testing.assert_array_equal(labels, prob.argmax(0) + 1)
-    unsure = np.asarray(Image.open(out / "a_uncertainty.png")) / 255
-    np.testing.assert_allclose(unsure, 1 - np.abs(prob[0] - prob[1]), atol=1 / 255)
-    saved = json.loads((out / "report.json").read_text())
-    assert saved == json.loads(json.dumps(report.as_dict()))
-    record = saved["images"][0]
+    uncertainty = np.asarray(Image.open(out / "a_uncertainty.png")) / 255
+    np.testing.assert_allclose(uncertainty, 1 - np.abs(prob[0] - prob[1]), atol=1 / 255)
+    report_json = json.loads((out / "report.json").read_text())
+    assert report_json == json.loads(json.dumps(report.as_dict()))
+    record = report_json["images"][0]
     assert record["scores"]["miou"] > 0.9
     assert record["scores"]["n_pixels"] == int((scribbles == 0).sum())
     assert record["map_fractions"]["disc"] == pytest.approx((labels == 2).mean())
     low, high = record["fractions_ci95"]["disc"]
     assert low <= record["fractions"]["disc"] <= high
-    assert saved["training"]["labelled_pixels"] == {
+    assert report_json["training"]["labelled_pixels"] == {
         "ground": int((scribbles == 1).sum()),
         "disc": int((scribbles == 2).sum()),
     }
-    assert saved["peak_memory_mb"]["process"] > 10
-    assert saved["versions"]["vispe"]
-    assert saved["device"] == "cpu" or torch.cuda.is_available()
+    assert report_json["peak_memory_mb"]["process"] > 10
+    assert report_json["versions"]["vispe"]
+    assert report_json["device"] == "cpu" or torch.cuda.is_available()
     assert "miou" in (out / "report.csv").read_text().splitlines()[0]
 
 
-def test_labelled_pixels_can_be_scored_too(folder):
+def test_labelled_pixels_can_be_included_in_scores(folder):
     report = run(folder, scoring=ScoreOptions([folder / "mask.png"], include_labelled=True))
     assert report.images[0]["scores"]["n_pixels"] == 60 * 83
 
@@ -114,7 +114,7 @@ def test_labelled_pixels_can_be_scored_too(folder):
     "kind",
     ["ensemble", "logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))],
 )
-def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
+def test_repeated_runs_and_saved_models_give_identical_results(folder, kind):
     run(folder, classifier=kind)
     segment([folder / "a.png"], folder / "second", labels=[folder / "drawn.png"], classifier=kind)
     apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "third")
@@ -126,7 +126,7 @@ def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_rotated_image_has_the_rotated_result(folder, channels):
+def test_segmentation_is_rotation_equivariant(folder, channels):
     rng = np.random.default_rng(0)
     # even sides are padded equally on both ends
     grey, scribbles = (np.asarray(Image.open(folder / f"{name}.png"))[:, :82] for name in ("a", "drawn"))
@@ -140,11 +140,11 @@ def test_a_rotated_image_has_the_rotated_result(folder, channels):
         labels = np.asarray(Image.open(folder / name / f"{name}_seg.png"))
         actual.append(np.rot90(labels, -turns))
     assert load_model(folder / name / MODEL_NAME).classifier.kind == "ensemble"
-    for other in actual[1:]:
-        np.testing.assert_array_equal(other, actual[0])
+    for rotated_back in actual[1:]:
+        np.testing.assert_array_equal(rotated_back, actual[0])
 
 
-def test_the_tile_does_not_change_the_filters(folder):
+def test_filters_are_independent_of_the_tile_size(folder):
     run(folder, features=FeatureConfig())
     run_in_tiles = segment(
         [folder / "a.png"],
@@ -160,7 +160,7 @@ def test_the_tile_does_not_change_the_filters(folder):
 
 @pytest.mark.slow
 def test_several_images_share_one_classifier(tmp_path):
-    many(tmp_path)
+    write_images(tmp_path)
     report = segment(
         [tmp_path / "images"],
         tmp_path / "out",
@@ -177,7 +177,7 @@ def test_several_images_share_one_classifier(tmp_path):
 
 
 @pytest.mark.slow
-def test_tokens_and_filters_together(folder):
+def test_tokens_and_filters_can_be_combined(folder):
     features = FeatureConfig("both", model="test_vit", weights="random", tile=32)
     report = run(folder, features=features, scoring=ScoreOptions([folder / "mask.png"]))
     record = report.images[0]
@@ -188,7 +188,7 @@ def test_tokens_and_filters_together(folder):
     np.testing.assert_allclose(first, second, atol=1e-6)
 
 
-def test_a_model_file_keeps_how_dense_tokens_are(folder):
+def test_model_file_stores_the_token_density(folder):
     features = FeatureConfig(
         "tokens", model="test_vit", weights="random", token_stride=8, token_shifts=2, layers=(2, -1)
     )
@@ -232,7 +232,7 @@ def test_stacks_keep_their_pages(tmp_path):
     assert any("overlay" in note and "page 1 of 3" in note for note in report.images[0]["notes"])
 
 
-def test_pixels_without_data_stay_zero(folder):
+def test_invalid_pixels_are_labelled_zero(folder):
     grey = scene()[0].astype(np.float32)
     grey[10:20, 30:50] = np.nan
     tifffile.imwrite(folder / "n.tif", grey)
@@ -243,7 +243,7 @@ def test_pixels_without_data_stay_zero(folder):
     assert any("no data" in note for note in report.notes)  # labels drawn on them
 
 
-def test_smoothing_and_small_patches(folder):
+def test_components_below_min_area_are_removed(folder):
     from skimage.measure import label
 
     run(folder, post=PostProcessing(smooth=1, min_area=30))
@@ -254,15 +254,15 @@ def test_smoothing_and_small_patches(folder):
         PostProcessing(smooth=-1)
 
 
-def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
-    plain = prediction.predict_page
+def test_out_of_memory_halves_the_tile_with_a_note(folder, monkeypatch):
+    original = prediction.predict_page
 
-    def small_only(page, valid, features, *args):
+    def fail_for_large_tiles(page, valid, features, *args):
         if features.tile is None or features.tile > 128:
             raise MemoryError
-        return plain(page, valid, features, *args)
+        return original(page, valid, features, *args)
 
-    monkeypatch.setattr(prediction, "predict_page", small_only)
+    monkeypatch.setattr(prediction, "predict_page", fail_for_large_tiles)
     report = run(folder)
     assert report.notes == [
         "out of memory: the tile was halved to 256 px.",
@@ -271,20 +271,20 @@ def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
     assert report.images[0]["tile"] == 128
 
 
-def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):
-    def never(*_):
+def test_out_of_memory_at_the_smallest_tile_raises(folder, monkeypatch):
+    def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(prediction, "predict_page", never)
+    monkeypatch.setattr(prediction, "predict_page", fail)
     with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
         run(folder, device="cpu")
 
 
-def test_a_watcher_hears_of_everything(tmp_path):
-    many(tmp_path)
+def test_progress_callbacks_receive_all_events(tmp_path):
+    write_images(tmp_path)
     events = []
 
-    class Ears(ProgressCallbacks):
+    class EventRecorder(ProgressCallbacks):
         def start(self, what, total):
             events.append((what, total))
 
@@ -299,15 +299,15 @@ def test_a_watcher_hears_of_everything(tmp_path):
         tmp_path / "out",
         labels=[tmp_path / "labels"],
         classifier="logistic",
-        watch=Ears(),
+        watch=EventRecorder(),
     )
     last = events.index(("segmenting", 3))
     assert events[last + 1 :] == [1.0, "i0", 1.0, "i1", 1.0, "i2"]
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_complete_images(tmp_path):
-    many(tmp_path, count=6)
+def test_killed_runs_leave_only_complete_images(tmp_path):
+    write_images(tmp_path, count=6)
     program = textwrap.dedent(
         f"""
         import sys, time
@@ -340,8 +340,8 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         assert (np.asarray(Image.open(out / f"{stem}_seg.png")) > 0).all()
         assert tifffile.imread(out / f"{stem}_prob.tif").squeeze().shape == (2, 60, 83)
         Image.open(out / f"{stem}_overlay.png").load()
-    saved = json.loads((out / "report.json").read_text())
-    assert len(saved["images"]) >= 1
+    report = json.loads((out / "report.json").read_text())
+    assert len(report["images"]) >= 1
     remaining = [tmp_path / "images" / f"i{n}.png" for n in range(6) if f"i{n}" not in finished]
     assert apply(out / MODEL_NAME, remaining, tmp_path / "rest").exit_code == 0
 
@@ -349,7 +349,7 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "reference"), [("logistic", 0.850), ("forest", 0.852)])
-def test_stained_nuclei_are_segmented_as_well_as_by_the_reference(tmp_path, kind, reference):
+def test_stained_nuclei_reach_the_reference_score(tmp_path, kind, reference):
     root = SHARED / "nuclei_histology_dsb2018"
     actual = []
     for path in sorted((root / "images").glob("*.png"))[:4]:
@@ -365,15 +365,15 @@ def test_stained_nuclei_are_segmented_as_well_as_by_the_reference(tmp_path, kind
 
 
 @pytest.mark.slow
-def test_duplicate_folders_count_once_and_equal_names_are_refused(tmp_path):
+def test_duplicate_folders_count_once_and_equal_names_raise(tmp_path):
     grey, _, scribbles = scene()
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         Image.fromarray(grey).save(tmp_path / folder / "a.png")
     Image.fromarray(scribbles).save(tmp_path / "a_labels.png")
     labels, features = [tmp_path / "a_labels.png"], FeatureConfig(sigmas=(1.0,))
-    twice = [tmp_path / "one", tmp_path / "one" / ".." / "one", tmp_path / "one" / "a.png"]
-    report = segment(twice, tmp_path / "out", labels=labels, features=features)
+    paths = [tmp_path / "one", tmp_path / "one" / ".." / "one", tmp_path / "one" / "a.png"]
+    report = segment(paths, tmp_path / "out", labels=labels, features=features)
     assert [Path(record["image"]).name for record in report.images] == ["a.png"]
     for images in ([tmp_path / "one", tmp_path / "two"], [str(tmp_path / "*" / "a.png")]):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Positions for the next scribbles: chosen as written out step by step, and the command around it."""
+"""Suggested positions for scribbles: selection against explicit loops, and the command."""
 
 import json
 
@@ -22,7 +22,7 @@ FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
 
 
 def labelled_image(h=120, w=170, seed=0):
-    """Dark, grey and bright bands with noise; scribbles in dark and grey alone."""
+    """Make noisy dark, grey and bright bands; only dark and grey have scribbles."""
     x = np.arange(w)
     level = np.where(x < w // 3, 60, np.where(x < 2 * w // 3, 120, 200))
     grey = np.rint(level + np.random.default_rng(seed).normal(0, 9, (h, w))).clip(0, 255).astype(np.uint8)
@@ -31,25 +31,25 @@ def labelled_image(h=120, w=170, seed=0):
     return grey, labels
 
 
-def learnt(**options):
+def make_live(**options):
     grey, labels = labelled_image()
     live = Live(micrograph(grey), features=FILTERS, names=("dark", "grey"), **options)
     live.update(labels)
     return live, labels
 
 
-def test_suggested_positions_keep_their_distance_and_have_a_reason():
-    live, labels = learnt()
+def test_suggestions_are_distant_and_have_a_reason():
+    live, labels = make_live()
     positions = suggest(live, 5)
     assert len(positions) == 5
     radius = radius_for(*labels.shape)
-    away = distance_transform_edt(labels == 0)
+    distance = distance_transform_edt(labels == 0)
     actual = live.predict()
     for position in positions:
         assert position.radius == radius
         assert radius <= position.y < 120 - radius
         assert radius <= position.x < 170 - radius
-        assert away[position.y, position.x] > 2 * radius
+        assert distance[position.y, position.x] > 2 * radius
         square = np.s_[
             position.y - radius : position.y + radius + 1, position.x - radius : position.x + radius + 1
         ]
@@ -62,43 +62,43 @@ def test_suggested_positions_keep_their_distance_and_have_a_reason():
             )
         else:
             assert position.reason == f"between {position.classes[0]} and {position.classes[1]}"
-    for i, one in enumerate(positions):
-        for other in positions[:i]:
-            assert np.hypot(one.x - other.x, one.y - other.y) >= 4 * radius
+    for i, feature in enumerate(positions):
+        for second in positions[:i]:
+            assert np.hypot(feature.x - second.x, feature.y - second.y) >= 4 * radius
 
 
-def test_unlabelled_regions_are_among_the_suggestions():
-    live, _ = learnt()
+def test_suggestions_include_unlabelled_regions():
+    live, _ = make_live()
     assert any(position.x >= 2 * 170 // 3 - 4 for position in suggest(live, 3))
 
 
-def test_the_choice_is_uncertainty_times_distance_one_after_the_other():
+def test_greedy_selection_maximises_uncertainty_times_distance():
     rng = np.random.default_rng(1)
     y, x = rng.integers(0, 90, (2, 60))
-    unsure, features, labelled = rng.random(60), rng.normal(size=(60, 4)), rng.normal(size=(7, 4))
-    known, free, expected = list(labelled), set(range(60)), []
-    while len(expected) < 8 and free:
-        near = {i: min(np.linalg.norm(features[i] - one) for one in known) for i in free}
-        best = max(sorted(free), key=lambda i: (unsure[i] + 0.3) * near[i])
+    uncertainty, features, labelled = rng.random(60), rng.normal(size=(60, 4)), rng.normal(size=(7, 4))
+    selected, remaining, expected = list(labelled), set(range(60)), []
+    while len(expected) < 8 and remaining:
+        distances = {i: min(np.linalg.norm(features[i] - feature) for feature in selected) for i in remaining}
+        best = max(sorted(remaining), key=lambda i: (uncertainty[i] + 0.3) * distances[i])
         expected.append(best)
-        known.append(features[best])
-        free = {i for i in free if np.hypot(y[i] - y[best], x[i] - x[best]) >= 20}
-    assert select_greedily((y, x), unsure, features, labelled, 8, 20) == expected
+        selected.append(features[best])
+        remaining = {i for i in remaining if np.hypot(y[i] - y[best], x[i] - x[best]) >= 20}
+    assert select_greedily((y, x), uncertainty, features, labelled, 8, 20) == expected
 
 
-def test_without_labels_the_first_suggestion_is_the_least_certain():
+def test_first_suggestion_without_labels_is_the_most_uncertain():
     rng = np.random.default_rng(2)
     y, x = rng.integers(0, 90, (2, 40))
-    unsure, features = rng.random(40), rng.normal(size=(40, 3))
-    order = select_greedily((y, x), unsure, features, np.zeros((0, 3)), 2, 5)
-    assert order[0] == unsure.argmax()
-    far = np.linalg.norm(features - features[order[0]], axis=1)
-    away = np.hypot(y - y[order[0]], x - x[order[0]]) >= 5
-    assert order[1] == np.where(away, (unsure + 0.3) * far, -1).argmax()
+    uncertainty, features = rng.random(40), rng.normal(size=(40, 3))
+    order = select_greedily((y, x), uncertainty, features, np.zeros((0, 3)), 2, 5)
+    assert order[0] == uncertainty.argmax()
+    feature_distance = np.linalg.norm(features - features[order[0]], axis=1)
+    is_distant = np.hypot(y - y[order[0]], x - x[order[0]]) >= 5
+    assert order[1] == np.where(is_distant, (uncertainty + 0.3) * feature_distance, -1).argmax()
 
 
 @cases("shape", [(37, 61), (64, 40)])
-def test_candidates_have_data_around_and_no_label_near(shape):
+def test_candidates_are_valid_and_distant_from_labels(shape):
     valid = np.ones(shape, bool)
     valid[5:12, 20:30] = False
     label = np.array([20 * shape[1] + 8, 21 * shape[1] + 9])
@@ -112,14 +112,14 @@ def test_candidates_have_data_around_and_no_label_near(shape):
                 for b in range(x - 3, x + 4)
                 if np.hypot(a - y, b - x) <= 3
             ]
-            full = all(0 <= a < shape[0] and 0 <= b < shape[1] and valid[a, b] for a, b in inside)
-            clear = all(np.hypot(y - position // shape[1], x - position % shape[1]) > 6 for position in label)
-            if full and clear:
+            is_valid = all(0 <= a < shape[0] and 0 <= b < shape[1] and valid[a, b] for a, b in inside)
+            is_distant = all(np.hypot(y - position // shape[1], x - position % shape[1]) > 6 for position in label)
+            if is_valid and is_distant:
                 expected.append(y * shape[1] + x)
     assert actual.tolist() == expected
 
 
-def test_without_room_there_are_no_suggestions():
+def test_small_images_have_no_suggestions():
     grey = np.random.default_rng(0).integers(0, 90, (20, 24)).astype(np.uint8)
     grey[:, 12:] += 120
     labels = np.where(np.arange(24) < 12, 1, 2) * np.ones((20, 1), int)
@@ -129,13 +129,13 @@ def test_without_room_there_are_no_suggestions():
 
 
 @cases("count", [0, -1, MOST + 1, 2.5])
-def test_a_count_out_of_range_is_refused(count):
-    live, _ = learnt()
+def test_counts_out_of_range_raise(count):
+    live, _ = make_live()
     with pytest.raises(OptionError, match="integer from 1 to 100"):
         suggest(live, count)
 
 
-def test_a_live_segmentation_without_model_is_refused():
+def test_suggestions_without_a_model_raise():
     live = Live(micrograph(labelled_image()[0]), features=FILTERS)
     with pytest.raises(InputError, match="no model yet"):
         suggest(live)
@@ -152,12 +152,12 @@ def test_rings_are_drawn_at_the_suggested_positions():
     assert actual.shape == (300, 480, 3)
     yellow = (actual == (255, 230, 0)).all(-1)
     for position in positions:
-        middle = factor * (position.y + 0.5), factor * (position.x + 0.5)
+        centre = factor * (position.y + 0.5), factor * (position.x + 0.5)
         y, x = np.mgrid[: actual.shape[0], : actual.shape[1]]
-        near = np.hypot(y - middle[0], x - middle[1])
-        assert yellow[(near > factor * position.radius) & (near < factor * position.radius + 6)].mean() > 0.2
-        # what is inside stays as it is
-        assert (actual[near < factor * position.radius - 4] == 128).all()
+        distances = np.hypot(y - centre[0], x - centre[1])
+        assert yellow[(distances > factor * position.radius) & (distances < factor * position.radius + 6)].mean() > 0.2
+        # the inside of a ring is unchanged
+        assert (actual[distances < factor * position.radius - 4] == 128).all()
     changed = (actual != 128).any(-1)
     assert changed.any(0)[470:].any()
 
@@ -169,15 +169,15 @@ def files(folder):
     return folder / "a.png", folder / "l.png"
 
 
-def test_options_of_reading_are_not_ignored(tmp_path):
+def test_reading_options_without_effect_raise(tmp_path):
     image, labels = files(tmp_path)
     with pytest.raises(InputError, match="`scene` has no effect for this format"):
         suggest_file(image, tmp_path / "out", labels=labels, reading=ReadOptions(scene="1"))
 
 
-def test_the_command_with_strokes(tmp_path, capsys):
+def test_suggest_command_with_labels(tmp_path, capsys):
     image, labels = files(tmp_path)
-    words = [
+    options = [
         "--labels",
         str(labels),
         "--classes",
@@ -187,7 +187,7 @@ def test_the_command_with_strokes(tmp_path, capsys):
         "-o",
         str(tmp_path / "out"),
     ]
-    assert main(["suggest", str(image), *words, "--count", "3"]) == 0
+    assert main(["suggest", str(image), *options, "--count", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     actual = json.loads((tmp_path / "out" / "a_suggest.json").read_text())
     live = Live(micrograph(labelled_image()[0]), features=FeatureConfig(), names=("dark", "grey"))
@@ -199,27 +199,27 @@ def test_the_command_with_strokes(tmp_path, capsys):
     assert lines[-1] == f"-> {tmp_path / 'out' / 'a_suggest.png'}"
     figure = np.asarray(Image.open(tmp_path / "out" / "a_suggest.png"))
     assert figure.shape == (360, 510, 3)
-    assert main(["suggest", str(image), *words]) == 2
+    assert main(["suggest", str(image), *options]) == 2
     assert "exist; add --force" in capsys.readouterr().err
-    assert main(["suggest", str(image), *words, "--force", "--json"]) == 0
+    assert main(["suggest", str(image), *options, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["places"][:3] == expected
 
 
-def test_the_command_with_a_model_of_another_image(tmp_path, capsys):
+def test_suggest_command_with_a_model_of_another_image(tmp_path, capsys):
     image, labels = files(tmp_path)
     segment([image], tmp_path / "model", labels=[labels], features=FILTERS)
-    other = labelled_image(90, 140, seed=5)[0]
-    tifffile.imwrite(tmp_path / "s.tif", np.stack([other] * 3), imagej=True, metadata={"axes": "ZYX"})
+    grey = labelled_image(90, 140, seed=5)[0]
+    tifffile.imwrite(tmp_path / "s.tif", np.stack([grey] * 3), imagej=True, metadata={"axes": "ZYX"})
     model = tmp_path / "model" / MODEL_NAME
     assert main(["suggest", str(tmp_path / "s.tif"), "--model", str(model), "-o", str(tmp_path / "out")]) == 0
     assert "on page 1 of 3" in capsys.readouterr().err
     actual = json.loads((tmp_path / "out" / "s_suggest.json").read_text())
     assert {position["page"] for position in actual["places"]} == {1}
-    live = Live(micrograph(np.stack([other] * 3), "ZYX"), page=1, model=model)
+    live = Live(micrograph(np.stack([grey] * 3), "ZYX"), page=1, model=model)
     assert [position["x"] for position in actual["places"]] == [position.x for position in suggest(live)]
 
 
-def test_an_image_of_another_pixel_size_than_the_model_has_a_note(tmp_path):
+def test_pixel_sizes_unlike_the_training_images_are_noted(tmp_path):
     grey, labels = labelled_image()
     for name, microns in (("a", 0.2), ("b", 1.0)):
         size = {"resolution": (1e4 / microns, 1e4 / microns), "resolutionunit": "CENTIMETER"}
@@ -231,7 +231,7 @@ def test_an_image_of_another_pixel_size_than_the_model_has_a_note(tmp_path):
     assert [n for n in notes if "b.tif has pixels of 1 microns, the training images of 0.2 microns" in n]
 
 
-def test_bad_input_is_one_sentence(tmp_path):
+def test_invalid_inputs_raise(tmp_path):
     image, labels = files(tmp_path)
     out = tmp_path / "out"
     with pytest.raises(OptionError, match="one of model and labels is required, got neither"):

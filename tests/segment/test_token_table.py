@@ -1,4 +1,4 @@
-"""The program that compares densities of tokens: its rows, what it goes on from, and what it chooses."""
+"""Program that compares token densities: rows, resuming, and choice of the default."""
 
 import importlib.util
 import json
@@ -41,10 +41,10 @@ def run(monkeypatch, data, *words):
     return json.loads((data / "r.json").read_text())
 
 
-def test_every_setting_is_a_row_and_none_is_measured_twice(data, monkeypatch, capsys):
-    words = ("--strides", "16", "8", "--shifts", "1", "3")
-    actual = run(monkeypatch, data, *words)
-    # three looks do not fit between tokens of 16 or 8 px
+def test_every_setting_is_measured_once(data, monkeypatch, capsys):
+    options = ("--strides", "16", "8", "--shifts", "1", "3")
+    actual = run(monkeypatch, data, *options)
+    # 3 shifts do not divide a stride of 16 or 8 px
     assert [row["setting"] for row in actual["rows"]] == [
         f"stride {stride}, shifts 1, layers {layers}, x{scale}"
         for stride in (16, 8)
@@ -53,25 +53,25 @@ def test_every_setting_is_a_row_and_none_is_measured_twice(data, monkeypatch, ca
     ]
     assert all(0 < row["miou"] <= 1 for row in actual["rows"])
     capsys.readouterr()
-    assert run(monkeypatch, data, *words)["rows"] == actual["rows"]
+    assert run(monkeypatch, data, *options)["rows"] == actual["rows"]
     assert "steel | a" not in capsys.readouterr().out
-    more = run(monkeypatch, data, "--strides", "4", "--shifts", "2", "--memory", "1e-4")["rows"]
-    assert more[: len(actual["rows"])] == actual["rows"]
-    assert all(row["left_out"].startswith("maps of") for row in more[len(actual["rows"]) :])
+    more_rows = run(monkeypatch, data, "--strides", "4", "--shifts", "2", "--memory", "1e-4")["rows"]
+    assert more_rows[: len(actual["rows"])] == actual["rows"]
+    assert all(row["left_out"].startswith("maps of") for row in more_rows[len(actual["rows"]) :])
     task = tokens.drawn_task(0)
     corner = tokens.Picture(*(a[:48, :64] for a in (task.page, task.drawn, task.truth)))
     monkeypatch.setattr(tokens, "drawn_task", lambda number: corner)
-    timed = run(monkeypatch, data, "--times")
-    assert timed["rows"] == actual["rows"] + more[len(actual["rows"]) :]
-    seconds = timed["summary"]["seconds_per_megapixel"]
-    assert [*seconds] == [*(row["setting"] for row in timed["rows"]), "filters and vispe_micro"]
+    with_times = run(monkeypatch, data, "--times")
+    assert with_times["rows"] == actual["rows"] + more_rows[len(actual["rows"]) :]
+    seconds = with_times["summary"]["seconds_per_megapixel"]
+    assert [*seconds] == [*(row["setting"] for row in with_times["rows"]), "filters and vispe_micro"]
     assert min(seconds.values()) > 0
-    assert run(monkeypatch, data, *words)["summary"]["seconds_per_megapixel"] == seconds
+    assert run(monkeypatch, data, *options)["summary"]["seconds_per_megapixel"] == seconds
     with pytest.raises(SystemExit, match="other weights or versions"):
-        run(monkeypatch, data, "--weights", "other", *words)
+        run(monkeypatch, data, "--weights", "other", *options)
 
 
-def test_a_default_is_chosen_by_synthetic_tasks_alone():
+def test_default_is_chosen_by_synthetic_tasks():
     score = {
         "cheap": [0.5, 0.6, 0.7],
         "good": [0.8, 0.9, 0.7],
@@ -80,7 +80,7 @@ def test_a_default_is_chosen_by_synthetic_tasks_alone():
     }
     by_task = {name: dict(zip("abc", values, strict=True)) for name, values in score.items()}
     seconds = {"cheap": 1, "good": 5, "dear": 50, "poor": 0.5}
-    # `cheap` ties on a task, so three of them cannot tell it from the best; `poor` is clearly worse
+    # `cheap` ties on a task, so three tasks cannot separate it from the best; `poor` is clearly worse
     assert tokens.chosen(by_task, seconds) == "cheap"
     by_task["cheap"]["c"] = 0.6
     assert tokens.chosen(by_task, seconds) == "good"
@@ -89,6 +89,6 @@ def test_a_default_is_chosen_by_synthetic_tasks_alone():
     assert tokens.chosen(by_task, seconds) is None
 
 
-def test_settings_are_read_from_their_names():
+def test_settings_are_parsed_from_their_names():
     setting = tokens.Setting(7, 1, "5,8,11", 3.5)
     assert tokens.parsed(str(setting)) == setting

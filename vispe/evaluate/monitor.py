@@ -99,7 +99,7 @@ class Monitor:
             try:
                 own = measure.summarize(self._ledger[measure.name], audited)
             except UnsupportedHost as error:
-                refused[measure.name] = measure.asks, str(error).rstrip(".")
+                refused[measure.name] = measure.question, str(error).rstrip(".")
                 continue
             findings.append(Finding.of(measure, own, {}, judge(measure.limit, own, {})))
         missing = {"random, none": "a monitor runs no passes of its own"}
@@ -120,7 +120,7 @@ class Monitor:
                 f"monitor: measures must read attention layers or features only, got {name!r}: "
                 f"{refused.get(name, 'there are none')}. Run vispe.evaluate.audit for it."
             )
-        return supported, {m.name: (m.asks, refused[m.name]) for m in chosen if m.name in refused}
+        return supported, {m.name: (m.question, refused[m.name]) for m in chosen if m.name in refused}
 
     def _reason(self, measure: Measure) -> str | None:
         kind = type(measure)

@@ -21,7 +21,7 @@ EXPERIMENTAL = {"relevance", "latent", "units"}
 class Strict(Measure):
     name = "strict"
     family = "features"
-    asks = "Is it large?"
+    question = "Is it large?"
     number = "a number"
     misleads = "Never."
     limit: ClassVar[float] = 0.5
@@ -41,7 +41,7 @@ def test_the_order_of_the_report():
 def test_every_measure_has_a_limit_and_a_question(name):
     measure = all_measures()[name]
     assert 0 < measure.limit < 1
-    assert measure.asks.endswith("?")
+    assert measure.question.endswith("?")
     assert measure.order >= 0
 
 

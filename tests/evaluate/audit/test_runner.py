@@ -27,7 +27,7 @@ class Slope(Measure):
 
     name = "slope"
     family = "features"
-    asks = "Do features rise?"
+    question = "Do features rise?"
     number = "slope"
     misleads = "Pictures may rise themselves."
     needs = frozenset({"maps"})
@@ -51,7 +51,7 @@ class Layers(Measure):
 
     name = "layers"
     family = "attention"
-    asks = "Does it look at itself?"
+    question = "Does it look at itself?"
     number = "share"
     misleads = "Never."
     needs = frozenset({"attention"})
@@ -74,7 +74,7 @@ class Own(Measure):
 
     name = "own"
     family = "behaviour"
-    asks = "Are its images used?"
+    question = "Are its images used?"
     number = "count"
     misleads = "Never."
     items = 6

@@ -15,12 +15,12 @@ CHROMIUM = next(
 
 
 class Browser:
-    """One window on one page.
+    """A browser window with one page.
 
     Args:
-        address: of the page.
-        dark: which colours the browser prefers.
-        size: of the window.
+        address: URL of the page.
+        dark: whether the browser prefers dark colours.
+        size: width and height of the window.
     """
 
     def __init__(self, address, dark=False, size=(1200, 800)):
@@ -58,7 +58,7 @@ class Browser:
         self.send("Page.navigate", url=address)
 
     def send(self, method, **parameters):
-        """Return the answer to a command."""
+        """Send a DevTools command and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self.session:
@@ -66,12 +66,12 @@ class Browser:
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
             while b"\0" not in self._rest:
-                part = os.read(self._read, 1 << 16)
-                if not part:
+                chunk = os.read(self._read, 1 << 16)
+                if not chunk:
                     raise ConnectionError("the browser has ended")
-                self._rest += part
-            one, self._rest = self._rest.split(b"\0", 1)
-            actual = json.loads(one)
+                self._rest += chunk
+            data, self._rest = self._rest.split(b"\0", 1)
+            actual = json.loads(data)
             if actual.get("id") == self._number:
                 assert "error" not in actual, actual
                 return actual["result"]
@@ -90,7 +90,7 @@ class Browser:
             time.sleep(0.05)
 
     def drag(self, *points, button="left"):
-        """Press at the first point, move over the others, and let go."""
+        """Press at the first point, move over the others, and release."""
 
         def mouse(kind, position):
             buttons = {"left": 1, "right": 2}[button]

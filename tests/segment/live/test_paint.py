@@ -1,4 +1,4 @@
-"""The window to paint in: what it computes and saves, who may reach it, and how it works in a browser."""
+"""Paint window: results, saved files, access control, and use in a browser."""
 
 import base64
 import http.client
@@ -28,7 +28,7 @@ from vispe.segment.live.paint.server import Server
 from vispe.segment.live.paint.session import checked_names, checked_strokes
 from vispe.segment.model.model_file import load_model
 
-STROKES = [
+SCRIBBLES = [
     {"class": 1, "width": 3, "points": [[2, 2], [30, 3], [44.2, 2.7]]},
     {"class": 2, "width": 5, "points": [[20, 20]]},
 ]
@@ -42,8 +42,8 @@ def image(tmp_path):
     return tmp_path / "a.png", (int(x), int(y))
 
 
-def strokes_of(position):
-    return [STROKES[0], {**STROKES[1], "points": [list(position)]}]
+def scribbles_on(position):
+    return [SCRIBBLES[0], {**SCRIBBLES[1], "points": [list(position)]}]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def server(paint):
 
 
 def send_request(server, path, content=None, token=None, headers=()):
-    """Status, headers and body of a request."""
+    """Send a request and return status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     body = None if content is None else json.dumps(content)
     kind = {"Content-Type": "application/json"} if body else {}
@@ -73,10 +73,10 @@ def send_request(server, path, content=None, token=None, headers=()):
     return response
 
 
-def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_path):
+def test_results_equal_those_of_live_and_of_segment(image, paint, tmp_path):
     path, position = image
-    strokes = strokes_of(position)
-    actual = paint.update({"names": ["ground", "disc"], "strokes": strokes})
+    scribbles = scribbles_on(position)
+    actual = paint.update({"names": ["ground", "disc"], "strokes": scribbles})
     assert actual["ready"]
     config = paint.live._features.config
     live = Live(paint.image, features=config, classifier="ensemble", names=["ground", "disc"])
@@ -86,24 +86,24 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     out = tmp_path / "a_paint"
     assert main(["segment", str(path), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
                  "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
-    mine, theirs = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
-    assert np.array_equal(mine, theirs)
+    saved, expected_labels = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    assert np.array_equal(saved, expected_labels)
     assert main(["apply", str(out / "model.vispe"), str(path), "-o", str(tmp_path / "again")]) == 0
-    assert np.array_equal(mine, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
+    assert np.array_equal(saved, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
     with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as displayed:
-        assert np.array_equal(np.asarray(displayed), mine)
+        assert np.array_equal(np.asarray(displayed), saved)
         assert displayed.info["transparency"] == 0
 
 
-def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
-    content = {"names": ["ground", "disc"], "strokes": strokes_of(image[1])}
+def test_preview_is_logistic_and_the_result_is_the_ensemble(image, paint):
+    content = {"names": ["ground", "disc"], "strokes": scribbles_on(image[1])}
     preview = paint.update({**content, "preview": True})
     assert preview["preview"]
     assert paint.live.model.classifier.kind == "logistic"
     assert "calibration" not in paint.live.model.notes
     options = {"features": paint.live._features.config, "names": ["ground", "disc"]}
-    fast = Live(paint.image, classifier="logistic", **options)
-    assert np.array_equal(paint.prediction.labels, fast.update(paint.images[paint.shown].labels()).labels)
+    logistic = Live(paint.image, classifier="logistic", **options)
+    assert np.array_equal(paint.prediction.labels, logistic.update(paint.images[paint.shown].labels()).labels)
     final = paint.update(content)
     assert not final["preview"]
     assert paint.live.model.classifier.kind == "ensemble"
@@ -114,20 +114,20 @@ def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
     paint.save(content)
     assert load_model(paint.out / "model.vispe").classifier.kind == "ensemble"
     assert paint.update(content) == final
-    plain = open_paint(image[0], features="filters", classifier="logistic")
-    assert not plain.update({**content, "preview": True})["preview"]
+    without_preview = open_paint(image[0], features="filters", classifier="logistic")
+    assert not without_preview.update({**content, "preview": True})["preview"]
 
 
 def test_a_newer_request_interrupts_a_result(image, paint, monkeypatch):
-    content = {"names": ["ground", "disc"], "strokes": strokes_of(image[1])}
-    predict, answers = paint.live.predict, []
+    content = {"names": ["ground", "disc"], "strokes": scribbles_on(image[1])}
+    predict, responses = paint.live.predict, []
 
-    def interrupted(page=None, step=None):
-        if step is not None and not answers:
-            answers.append(
-                threading.Thread(target=lambda: answers.append(paint.update({**content, "preview": True})))
+    def predict_with_new_request(page=None, step=None):
+        if step is not None and not responses:
+            responses.append(
+                threading.Thread(target=lambda: responses.append(paint.update({**content, "preview": True})))
             )
-            answers[0].start()
+            responses[0].start()
             while paint._newest is first[0]:
                 time.sleep(0.01)
         return predict(page, step)
@@ -135,38 +135,38 @@ def test_a_newer_request_interrupts_a_result(image, paint, monkeypatch):
     first = []
     fit = paint.live.fit
     monkeypatch.setattr(paint.live, "fit", lambda preview=False: first.append(paint._newest) or fit(preview))
-    monkeypatch.setattr(paint.live, "predict", interrupted)
+    monkeypatch.setattr(paint.live, "predict", predict_with_new_request)
     assert paint.update(content) == {"ready": False, "why": "another request arrived."}
-    answers[0].join()
-    assert answers[1]["ready"]
-    assert answers[1]["preview"]
+    responses[0].join()
+    assert responses[1]["ready"]
+    assert responses[1]["preview"]
     assert paint.prediction is not None
 
 
-def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):
-    strokes = strokes_of(image[1])
-    first = paint.update({"names": ["a", "b"], "strokes": strokes})
-    over = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [30, 2]]}]
-    second = paint.update({"names": ["a", "b"], "strokes": over})
+def test_scribbles_are_drawn_in_order_and_can_be_undone(paint, image):
+    scribbles = scribbles_on(image[1])
+    first = paint.update({"names": ["a", "b"], "strokes": scribbles})
+    overlapping = [*scribbles, {"class": 2, "width": 9, "points": [[2, 2], [30, 2]]}]
+    second = paint.update({"names": ["a", "b"], "strokes": overlapping})
     assert second["labels"] != first["labels"]
     assert (paint.images[paint.shown].labels()[2, 5:30] == 2).all()
-    covered = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [48, 2]]}]
-    assert not paint.update({"names": ["a", "b"], "strokes": covered})["ready"]
-    assert paint.update({"names": ["a", "b"], "strokes": strokes}) == first
-    first_only = paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
+    covering = [*scribbles, {"class": 2, "width": 9, "points": [[2, 2], [48, 2]]}]
+    assert not paint.update({"names": ["a", "b"], "strokes": covering})["ready"]
+    assert paint.update({"names": ["a", "b"], "strokes": scribbles}) == first
+    first_only = paint.update({"names": ["a", "b"], "strokes": scribbles[:1]})
     assert first_only == {"ready": False, "why": "paint scribbles of at least two classes."}
     assert paint.prediction is None
 
 
-def test_what_is_saved_is_not_written_over_others_files(paint, image, tmp_path):
+def test_saving_overwrites_only_its_own_files(paint, image, tmp_path):
     with pytest.raises(InputError, match=r"nothing to save yet\. Paint a scribble first"):
         paint.save()
-    paint.update({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
+    paint.update({"names": ["a", "b"], "strokes": scribbles_on(image[1])[:1]})
     assert not paint.saved
     assert paint.save() == ["a_strokes.json"]
     assert paint.saved
     (tmp_path / "a_paint/model.vispe").write_text("mine")
-    paint.update({"names": ["a", "b"], "strokes": strokes_of(image[1])})
+    paint.update({"names": ["a", "b"], "strokes": scribbles_on(image[1])})
     with pytest.raises(InputError, match=r"model\.vispe"):
         paint.save()
     assert (tmp_path / "a_paint/model.vispe").read_text() == "mine"
@@ -179,7 +179,7 @@ NAMES += [["a" * 201, "b"], ["a", "\u202eb"], ["a", "b\x07"]]
 
 
 @cases("names", NAMES)
-def test_names_are_checked(names):
+def test_invalid_names_raise(names):
     with pytest.raises(OptionError, match="names="):
         checked_names(names)
 
@@ -191,58 +191,58 @@ def test_names_are_checked(names):
      {"class": 1, "width": 1, "points": [["x", 1]]}, {"class": 1, "width": 1, "points": [[float("nan"), 1]]},
      {"class": True, "width": 1, "points": [[1, 1]]}],
 )  # fmt: skip
-def test_strokes_are_checked(stroke):
+def test_invalid_scribbles_raise(stroke):
     with pytest.raises(InputError, match="Paint it again"):
         checked_strokes([stroke], 2, 0, (9, 9))
 
 
-def test_points_outside_are_refused():
-    for position in ([-5, 4], [6.6, 4], [3, 8.51]):
+def test_points_outside_the_image_raise():
+    for point in ([-5, 4], [6.6, 4], [3, 8.51]):
         with pytest.raises(InputError, match="scribble 0 has points outside the image"):
-            checked_strokes([{"class": 1, "width": 1, "points": [position]}], 2, 0, (9, 7))
+            checked_strokes([{"class": 1, "width": 1, "points": [point]}], 2, 0, (9, 7))
     actual = checked_strokes([{"class": 1, "width": 1, "points": [[-0.49, 8.49]]}], 2, 0, (9, 7))
     assert actual[0].points.tolist() == [[-0.49, 8.49]]
 
 
-def test_what_is_saved_is_what_was_painted(paint, image, tmp_path):
-    """Positions just alongside the border of two pixels: the file has as many digits as the result was made from."""
+def test_saved_points_keep_their_precision(paint, image, tmp_path):
+    """Points near the border of two pixels: the file stores as many digits as the result was computed from."""
     rng = np.random.default_rng(0)
     points = np.stack([rng.integers(2, 45, 40), rng.integers(2, 6, 40)], 1) + rng.choice(
         [0.497, 0.4951, -0.4996], (40, 2)
     )
-    strokes = [{"class": 1, "width": 1, "points": points.tolist()}, strokes_of(image[1])[1]]
-    paint.update({"names": ["ground", "disc"], "strokes": strokes})
+    scribbles = [{"class": 1, "width": 1, "points": points.tolist()}, scribbles_on(image[1])[1]]
+    paint.update({"names": ["ground", "disc"], "strokes": scribbles})
     paint.save()
     out = tmp_path / "a_paint"
     assert main(["segment", str(image[0]), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
                  "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
-    mine, theirs = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
-    assert np.array_equal(mine, theirs)
+    saved, expected_labels = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    assert np.array_equal(saved, expected_labels)
 
 
-def test_saving_takes_the_newest_strokes(paint, image, tmp_path):
-    strokes = strokes_of(image[1])
-    paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
-    assert len(paint.save({"names": ["a", "b"], "strokes": strokes})) == 3
+def test_saving_uses_the_newest_scribbles(paint, image, tmp_path):
+    scribbles = scribbles_on(image[1])
+    paint.update({"names": ["a", "b"], "strokes": scribbles[:1]})
+    assert len(paint.save({"names": ["a", "b"], "strokes": scribbles})) == 3
     assert len(json.loads((tmp_path / "a_paint/a_strokes.json").read_text())) == 2
     assert paint.saved
     # the window sends its scribbles again when it is opened again
-    paint.update({"names": ["a", "b"], "strokes": strokes})
+    paint.update({"names": ["a", "b"], "strokes": scribbles})
     assert paint.saved
-    paint.update({"names": ["a", "c"], "strokes": strokes})
+    paint.update({"names": ["a", "c"], "strokes": scribbles})
     assert not paint.saved
 
 
 @pytest.mark.parametrize("step", ["save_model", "write_labels"])
-def test_a_save_that_fails_can_be_repeated(paint, image, monkeypatch, step):
-    strokes = strokes_of(image[1])
-    paint.update({"names": ["a", "b"], "strokes": strokes})
+def test_failed_saves_can_be_repeated(paint, image, monkeypatch, step):
+    scribbles = scribbles_on(image[1])
+    paint.update({"names": ["a", "b"], "strokes": scribbles})
 
-    def full(*_):
+    def fail(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"vispe.segment.live.paint.saved_files.{step}", full)
+        patched.setattr(f"vispe.segment.live.paint.saved_files.{step}", fail)
         with pytest.raises(OSError, match="No space"):
             paint.save()
     assert len(paint.save()) == 3
@@ -250,62 +250,62 @@ def test_a_save_that_fails_can_be_repeated(paint, image, monkeypatch, step):
 
 
 @pytest.mark.parametrize("path", ["/update", "/save"])
-def test_a_window_does_not_overwrite_the_strokes_of_another(server, image, path):
-    strokes = strokes_of(image[1])
+def test_windows_do_not_overwrite_scribbles_of_each_other(server, image, path):
+    scribbles = scribbles_on(image[1])
     names = ["a", "b"]
-    first, second = ({"names": names, "window": w, "revision": 0, "strokes": strokes[:1]} for w in "12")
+    first, second = ({"names": names, "window": w, "revision": 0, "strokes": scribbles[:1]} for w in "12")
     assert send_request(server, "/update", first)[0] == 200
     assert (
-        send_request(server, "/update", {**first, "strokes": strokes})[0] == 200
+        send_request(server, "/update", {**first, "strokes": scribbles})[0] == 200
     )  # before the first answer is read
     status, _, body = send_request(server, path, second)
     assert status == 409
     assert "changed in another window. Reload this page" in json.loads(body)["error"]
     state = json.loads(send_request(server, "/state")[2])
     assert len(state["strokes"]) == 2
-    # reloaded, the second window goes on, and then the first one is stale
-    merged = {**second, "revision": state["revision"], "strokes": strokes[1:]}
+    # after a reload the second window is current and the first one is stale
+    merged = {**second, "revision": state["revision"], "strokes": scribbles[1:]}
     assert send_request(server, "/update", merged)[0] == 200
     assert send_request(server, path, first)[0] == 409
     assert len(json.loads(send_request(server, "/state")[2])["strokes"]) == 1
 
 
-def raw(server, request):
-    """Send bytes as they are; return the answer until the server closes."""
+def send_raw(server, request):
+    """Send raw bytes and return the response until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
         connection.sendall(request)
-        parts = []
-        while part := connection.recv(4096):
-            parts.append(part)
-    return b"".join(parts)
+        chunks = []
+        while chunk := connection.recv(4096):
+            chunks.append(chunk)
+    return b"".join(chunks)
 
 
 @pytest.mark.parametrize("length", ["²", "+5", "-1", "1e3", "", "٣"])
-def test_a_length_that_is_no_number_is_refused(server, capfd, length):
-    head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
-    lines = f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    response = raw(server, head.encode() + lines.encode("utf-8"))
+def test_invalid_content_lengths_are_rejected(server, capfd, length):
+    request_line = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    headers = f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    response = send_raw(server, request_line.encode() + headers.encode("utf-8"))
     assert response.startswith(b"HTTP/1.1 400 ")
     assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, '{"names":' * 50_000, "[1]", '"a"', "{", "\udcff"])
-def test_a_body_that_is_no_object_is_refused(server, capfd, body):
+def test_bodies_that_are_not_json_objects_are_rejected(server, capfd, body):
     data = body.encode("utf-8", "surrogateescape")
-    head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
-    lines = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    response = raw(server, (head + lines).encode() + data)
+    request_line = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    headers = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    response = send_raw(server, (request_line + headers).encode() + data)
     assert response.startswith(b"HTTP/1.1 400 ")
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_idle_connections_end(server, monkeypatch):
+def test_idle_connections_are_closed(server, monkeypatch):
     monkeypatch.setattr("vispe.segment.live.paint.server._Handler.timeout", 0.2)
-    assert raw(server, b"GET / HTTP/1.1\r\nHost:") == b""
-    assert raw(server, b"") == b""
+    assert send_raw(server, b"GET / HTTP/1.1\r\nHost:") == b""
+    assert send_raw(server, b"") == b""
 
 
-def test_folders_and_pages_that_are_not_there(tmp_path, image):
+def test_folders_and_missing_pages_raise(tmp_path, image):
     with pytest.raises(InputError, match="is a folder, but vispe paint needs an image file"):
         open_paint(tmp_path)
     with pytest.raises(InputError, match="page 3 does not exist in"):
@@ -327,7 +327,7 @@ def test_notes_on_reading_are_those_of_segment(tmp_path):
     )
 
 
-def test_only_this_machine_and_only_with_the_token(server):
+def test_server_accepts_only_localhost_with_the_token(server):
     assert server.server_address[0] == "127.0.0.1"
     assert send_request(server, "/state")[0] == 200
     for path in ("/", "/state", "/image.png", "/paint.js", "/style.css"):
@@ -347,14 +347,14 @@ def test_only_this_machine_and_only_with_the_token(server):
     assert send_request(server, "/../session.py")[0] == 404
 
 
-def test_what_is_no_address_is_refused(server, capfd):
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
-        line.sendall(f"GET http://[ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
-        assert b" 400 " in line.recv(4096).split(b"\r\n")[0]
+def test_invalid_urls_are_rejected(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(f"GET http://[ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert b" 400 " in connection.recv(4096).split(b"\r\n")[0]
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_what_is_no_json_is_refused(server):
+def test_requests_without_valid_json_are_rejected(server):
     assert send_request(server, "/update", {"a": 1}, headers={"Content-Type": "text/plain"})[0] == 415
     assert send_request(server, "/update", [1])[0] == 400
     status, _, body = send_request(server, "/update", {"names": ["a", "b"], "strokes": [{"class": 9}]})
@@ -363,7 +363,7 @@ def test_what_is_no_json_is_refused(server):
     assert send_request(server, "/update", {}, headers={"Content-Length": str(1 << 40)})[0] == 413
 
 
-def test_nothing_foreign_is_fetched(server):
+def test_no_external_resource_is_loaded(server):
     status, headers, page = send_request(server, "/")
     assert status == 200
     assert "default-src 'self'" in headers["Content-Security-Policy"]
@@ -376,7 +376,7 @@ def test_nothing_foreign_is_fetched(server):
         assert displayed.size == (state["width"], state["height"])
 
 
-def test_large_images_are_shown_smaller(tmp_path):
+def test_large_images_are_displayed_downscaled(tmp_path):
     Image.fromarray(np.zeros((40, 5000), np.uint8) + np.arange(5000, dtype=np.uint8)).save(
         tmp_path / "wide.png"
     )
@@ -387,21 +387,21 @@ def test_large_images_are_shown_smaller(tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.slow
-def test_in_a_browser(server, image, tmp_path):
+def test_painting_in_a_browser(server, image, tmp_path):
     paint, (x, y) = server.paint, image[1]
     with Browser(server.address) as browser:
         browser.wait("document.body && document.body.dataset.ready === 'yes'")
 
-        def at(px, py):
+        def to_window(px, py):
             box = "canvas.getBoundingClientRect()"
             left, top, vx, vy, scale = browser.run(f"[{box}.left, {box}.top, view.x, view.y, view.scale]")
             return left + vx + (px + 0.5) * scale, top + vy + (py + 0.5) * scale
 
-        browser.drag(at(3, 3), at(20, 3), at(40, 3))
+        browser.drag(to_window(3, 3), to_window(20, 3), to_window(40, 3))
         browser.wait("document.body.dataset.version === '1'")
         assert "at least two classes" in browser.run("find('status').textContent")
         browser.key("2")
-        browser.drag(at(x, y), at(x + 1, y))
+        browser.drag(to_window(x, y), to_window(x + 1, y))
         browser.wait("document.body.dataset.version === '2'")
         assert [s.level for s in paint.images[paint.shown].strokes] == [(1,), (2,)]
         np.testing.assert_allclose(
@@ -416,17 +416,17 @@ def test_in_a_browser(server, image, tmp_path):
         browser.key("y")
         browser.wait("document.body.dataset.version === '4'")
         assert len(paint.images[paint.shown].strokes) == 2
-        # the eraser takes away the whole stroke that it touches
+        # the eraser removes the whole scribble that it touches
         browser.key("e")
-        browser.drag(at(20, 3), at(21, 4))
+        browser.drag(to_window(20, 3), to_window(21, 4))
         browser.wait("document.body.dataset.version === '5'")
         assert [s.level for s in paint.images[paint.shown].strokes] == [(2,)]
         browser.key("z")
         browser.wait("document.body.dataset.version === '6'")
-        # a pen that leaves the image lifts: nothing is painted along the border
+        # leaving the image ends the scribble: nothing is painted along the border
         right = paint.image.shape[1]
         browser.key("b")
-        browser.drag(at(right - 6, 8), at(right + 9, 9), at(right + 9, 30), at(right - 6, 31))
+        browser.drag(to_window(right - 6, 8), to_window(right + 9, 9), to_window(right + 9, 30), to_window(right - 6, 31))
         browser.wait("document.body.dataset.version === '7'")
         assert len(paint.images[paint.shown].strokes) == 4
         assert not paint.images[paint.shown].labels()[14:26, -3:].any()
@@ -451,9 +451,9 @@ def test_in_a_browser(server, image, tmp_path):
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.prediction.labels)
 
 
-def test_the_command_ends_with_control_c(image, tmp_path):
-    """It prints its address, serves, and in the end names what was not saved."""
-    words = [
+def test_paint_command_ends_with_control_c(image, tmp_path):
+    """The command prints its address, serves, and reports unsaved scribbles at the end."""
+    argv = [
         "paint",
         str(image[0]),
         "--features",
@@ -464,22 +464,22 @@ def test_the_command_ends_with_control_c(image, tmp_path):
         str(tmp_path / "p"),
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vispe", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "vispe", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
     )  # fmt: skip
     try:
-        facts = json.loads(process.stdout.readline())
-        assert facts["out"] == str(tmp_path / "p")
-        actual = urlsplit(facts["address"])
+        output = json.loads(process.stdout.readline())
+        assert output["out"] == str(tmp_path / "p")
+        actual = urlsplit(output["address"])
         connection = http.client.HTTPConnection(actual.hostname, actual.port, timeout=60)
-        body = json.dumps({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
+        body = json.dumps({"names": ["a", "b"], "strokes": scribbles_on(image[1])[:1]})
         connection.request("POST", f"/update?{actual.query}", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read())["ready"] is False
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert f"not saved to {tmp_path / 'p'}: 1 stroke" in said
+    assert f"not saved to {tmp_path / 'p'}: 1 stroke" in stderr

@@ -1,4 +1,4 @@
-"""The window to paint in, with several images: one model, and scribbles and results of each."""
+"""Paint window with several images: one shared model, scribbles and results per image."""
 
 import base64
 import io
@@ -60,7 +60,7 @@ def pixels(path):
     return np.asarray(Image.open(path))
 
 
-def test_an_image_of_another_pixel_size_has_a_note_until_it_is_labelled(files, tmp_path):
+def test_unlabelled_images_of_other_pixel_size_have_a_note(files, tmp_path):
     paths, scribbles = files
     for number, (path, microns) in enumerate(zip(paths, (0.2, 1.0, 0.2), strict=True)):
         size = {"resolution": (1e4 / microns, 1e4 / microns), "resolutionunit": "CENTIMETER"}
@@ -96,38 +96,38 @@ def test_results_equal_those_of_segment_on_all_images(files, paint, tmp_path):
     ]
     out = tmp_path / "a_paint"
     assert np.array_equal(pixels(out / "b_seg.png"), labels)
-    drawn = ",".join(map(str, sorted(out.glob("*.json"))))
-    assert main(["segment", *map(str, paths[:2]), "--labels", drawn, "--classes", "ground,disc", "--features",
+    label_files = ",".join(map(str, sorted(out.glob("*.json"))))
+    assert main(["segment", *map(str, paths[:2]), "--labels", label_files, "--classes", "ground,disc", "--features",
                  "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
     assert main(["apply", str(out / "model.vispe"), *map(str, paths), "-o", str(tmp_path / "again")]) == 0
     for name in ("a", "b"):
         assert np.array_equal(pixels(out / f"{name}_seg.png"), pixels(tmp_path / f"o/{name}_seg.png"))
     for name in ("a", "b", "c"):
         assert np.array_equal(pixels(out / f"{name}_seg.png"), pixels(tmp_path / f"again/{name}_seg.png"))
-    mine, theirs = (load_model(folder / "model.vispe") for folder in (out, tmp_path / "o"))
-    assert [len(mine.notes[key]) for key in ("images", "pages")] == [2, 2]
-    assert mine.notes["labelled_pixels"] == theirs.notes["labelled_pixels"]
-    for name, values in theirs.domain.tensors().items():
-        assert np.array_equal(mine.domain.tensors()[name], values)
+    saved, expected = (load_model(folder / "model.vispe") for folder in (out, tmp_path / "o"))
+    assert [len(saved.notes[key]) for key in ("images", "pages")] == [2, 2]
+    assert saved.notes["labelled_pixels"] == expected.notes["labelled_pixels"]
+    for name, values in expected.domain.tensors().items():
+        assert np.array_equal(saved.domain.tensors()[name], values)
 
 
-def test_scribbles_belong_to_their_image(files, paint):
+def test_scribbles_are_stored_per_image(files, paint):
     _, scribbles = files
-    both = [BACKGROUND, scribbles[0]]
-    first = paint.update(content(0, both))
-    state = paint.show(content(0, both, show=1))
+    both_classes = [BACKGROUND, scribbles[0]]
+    first = paint.update(content(0, both_classes))
+    state = paint.show(content(0, both_classes, show=1))
     assert (state["title"], state["image"], state["images"]) == ("b.png", 1, ["a.png", "b.png", "c.png"])
     assert state["strokes"] == []
     paint.update(content(1, [scribbles[1]]))
     assert len(paint.show(content(1, [scribbles[1]], show=0))["strokes"]) == 2
     # without the scribble of the second image, the result of the first one is as before
-    changed = paint.update(content(0, both))
+    changed = paint.update(content(0, both_classes))
     paint.update(content(1, []))
-    assert paint.update(content(0, both)) == first
+    assert paint.update(content(0, both_classes)) == first
     assert changed["uncertainty"] != first["uncertainty"]
 
 
-def test_an_image_without_scribbles_is_segmented_by_those_of_another(files, paint):
+def test_images_without_scribbles_use_the_shared_model(files, paint):
     paint.update(content(0, [BACKGROUND, files[1][0]]))
     expected = paint.live.model.classifier
     assert paint.update(content(2, []))["ready"]
@@ -156,15 +156,15 @@ def test_features_of_each_image_are_computed_once(files, paint, monkeypatch):
     paint.update(content(1, [files[1][1], BACKGROUND]))
     assert len(computed) == 2
     # a limit that fits one image: features are computed again, with equal results
-    before = paint.update(content(0, [BACKGROUND]))
+    expected = paint.update(content(0, [BACKGROUND]))
     paint.live._features.memory = paint.live._features._cached_page.nbytes + 1000
     paint.update(content(2, []))
     assert paint.live._features.nbytes <= paint.live._features.memory
-    assert paint.update(content(0, [BACKGROUND])) == before
+    assert paint.update(content(0, [BACKGROUND])) == expected
     assert len(computed) == 4
 
 
-def test_after_memory_ran_out_all_images_have_features_of_equal_tiles(files, paint):
+def test_all_images_have_equal_tiles_after_out_of_memory(files, paint):
     paint.update(content(0, [BACKGROUND, files[1][0]]))
     features = paint.live._features
     features.tile = 32
@@ -176,7 +176,7 @@ def test_after_memory_ran_out_all_images_have_features_of_equal_tiles(files, pai
     assert expected.update(content(1, [files[1][1]])) == actual
 
 
-def test_erased_scribbles_leave_no_file(files, paint, tmp_path):
+def test_files_of_erased_scribbles_are_removed(files, paint, tmp_path):
     paint.update(content(0, [BACKGROUND, files[1][0]]))
     paint.update(content(1, [files[1][1]]))
     paint.save()
@@ -188,7 +188,7 @@ def test_erased_scribbles_leave_no_file(files, paint, tmp_path):
 
 
 @pytest.mark.slow
-def test_files_of_others_are_not_overwritten(files, paint, tmp_path):
+def test_existing_files_are_not_overwritten(files, paint, tmp_path):
     (tmp_path / "a_paint").mkdir()
     (tmp_path / "a_paint/b_strokes.json").write_text("mine")
     paint.update(content(0, [BACKGROUND, files[1][0]]))
@@ -198,7 +198,7 @@ def test_files_of_others_are_not_overwritten(files, paint, tmp_path):
     assert [path.name for path in (tmp_path / "a_paint").iterdir()] == ["b_strokes.json"]
 
 
-def test_a_class_with_scribbles_on_another_image_remains(files, paint):
+def test_classes_with_scribbles_on_other_images_cannot_be_removed(files, paint):
     third = {**BACKGROUND, "class": 3}
     paint.update({**content(0, [third]), "names": ["a", "b", "c"]})
     with pytest.raises(InputError, match=r"fewer than the classes of the scribbles on a\.png"):
@@ -207,14 +207,14 @@ def test_a_class_with_scribbles_on_another_image_remains(files, paint):
 
 
 @pytest.mark.parametrize("number", [3, -1, "1", True, None, 1.0])
-def test_images_that_do_not_exist_are_refused(paint, number):
+def test_unknown_image_numbers_raise(paint, number):
     with pytest.raises(InputError, match="there are images 0 to 2"):
         paint.show(content(0, [], show=number))
     with pytest.raises(InputError, match="there are images 0 to 2"):
         paint.update(content(number, []))
 
 
-def test_images_that_cannot_share_a_model_are_refused(files, tmp_path):
+def test_images_that_cannot_share_a_model_raise(files, tmp_path):
     paths, _ = files
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "colour.png")
     with pytest.raises(InputError, match=r"number of channels \(a.png: 1, colour.png: 3\)"):
@@ -235,7 +235,7 @@ def test_images_that_cannot_share_a_model_are_refused(files, tmp_path):
         open_paint(["skimage:coins"])
 
 
-def test_folders_wildcards_and_masks(files, tmp_path):
+def test_folders_wildcards_and_masks_are_supported(files, tmp_path):
     paths, scribbles = files
     (tmp_path / "masks").mkdir()
     for path in paths[:2]:
@@ -254,7 +254,7 @@ def test_folders_wildcards_and_masks(files, tmp_path):
     assert len(open_paint([str(tmp_path / "[bc].png")], features="filters").images) == 2
 
 
-def test_features_fitted_to_labels_are_refused_for_several_images():
+def test_features_fitted_to_labels_raise_for_several_images():
     live = Live(
         micrograph(np.zeros((32, 32))),
         features=FeatureConfig("tokens", model="vit_tiny_patch16_224", weights="random"),
@@ -263,12 +263,12 @@ def test_features_fitted_to_labels_are_refused_for_several_images():
         live.for_image(micrograph(np.zeros((32, 32))))
 
 
-def test_the_server_shows_each_image(files, server):
+def test_server_returns_each_image(files, server):
     state = json.loads(send_request(server, "/state")[2])
     assert state["images"] == ["a.png", "b.png", "c.png"]
-    sent = content(0, [BACKGROUND], window="1", revision=0)
-    assert send_request(server, "/update", sent)[0] == 200
-    status, _, body = send_request(server, "/show", {**sent, "show": 1})
+    request = content(0, [BACKGROUND], window="1", revision=0)
+    assert send_request(server, "/update", request)[0] == 200
+    status, _, body = send_request(server, "/show", {**request, "show": 1})
     assert status == 200
     state = json.loads(body)
     assert (state["image"], state["revision"], state["strokes"]) == (1, 1, [])
@@ -285,17 +285,17 @@ def test_the_server_shows_each_image(files, server):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.slow
-def test_in_a_browser(files, server, tmp_path):
+def test_painting_several_images_in_a_browser(files, server, tmp_path):
     paint, (_, scribbles) = server.paint, files
     with Browser(server.address) as browser:
         browser.wait("document.body && document.body.dataset.ready === 'yes'")
 
-        def at(px, py):
+        def to_window(px, py):
             box = "canvas.getBoundingClientRect()"
             left, top, vx, vy, scale = browser.run(f"[{box}.left, {box}.top, view.x, view.y, view.scale]")
             return left + vx + (px + 0.5) * scale, top + vy + (py + 0.5) * scale
 
-        def settled():
+        def wait_until_idle():
             browser.wait("!busy && !again && !opening")
 
         assert browser.run("find('image').options.length") == 3
@@ -303,30 +303,30 @@ def test_in_a_browser(files, server, tmp_path):
         browser.wait("document.body.dataset.image === '1'")
         browser.key("ArrowLeft")
         browser.wait("document.body.dataset.image === '0'")
-        settled()
-        browser.drag(at(3, 3), at(20, 3), at(40, 3))
-        settled()
+        wait_until_idle()
+        browser.drag(to_window(3, 3), to_window(20, 3), to_window(40, 3))
+        wait_until_idle()
         browser.run("find('next').click()")
         browser.wait("document.body.dataset.image === '1'")
         assert browser.run("strokes.length") == 0
         browser.key("2")
         x, y = scribbles[1]["points"][0]
-        browser.drag(at(x, y), at(x + 1, y))
+        browser.drag(to_window(x, y), to_window(x + 1, y))
         # the image changes while the result is computed; the result that is shown is that of the new image
         browser.run("openImage(0)")
         browser.wait("document.body.dataset.image === '0'")
-        settled()
+        wait_until_idle()
         assert browser.run("result !== null && strokes.length === 1")
         assert browser.run("[result.width, result.height]") == list(paint.image.shape[::-1])
-        # undo belongs to the image
+        # undo is per image
         browser.key("z")
-        settled()
+        wait_until_idle()
         assert [len(item.strokes) for item in paint.images] == [0, 1, 0]
         browser.key("y")
-        settled()
+        wait_until_idle()
         browser.run("find('image').value = '2'; find('image').dispatchEvent(new Event('change'))")
         browser.wait("document.body.dataset.image === '2'")
-        settled()
+        wait_until_idle()
         assert browser.run("find('undo').disabled && result !== null")
         browser.key("s")
         browser.wait("find('status').textContent === 'saved.'")

@@ -50,7 +50,7 @@ def classifier_of(kind):
 
 
 @cases("kind", [*KINDS, "kmeans"])
-def test_a_model_comes_back_as_it_was(kind, tmp_path):
+def test_model_round_trip_is_exact(kind, tmp_path):
     model = train(classifier_of(kind))
     path = save_model(tmp_path / "m.vispe", model)
     loaded = load_model(path)
@@ -65,12 +65,12 @@ def test_a_model_comes_back_as_it_was(kind, tmp_path):
 
 @pytest.mark.slow
 @cases("kind", [*KINDS, "kmeans"])
-def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
+def test_model_files_are_reproducible(kind, tmp_path):
     paths = [save_model(tmp_path / f"{i}.vispe", train(classifier_of(kind))) for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_the_token_basis_comes_back(tmp_path):
+def test_token_basis_round_trip_is_exact(tmp_path):
     rng = np.random.default_rng(0)
     basis = TokenBasis.fit([rng.random((6, 7, 20)).astype(np.float32)], 8, 0)
     config = FeatureConfig(
@@ -83,7 +83,7 @@ def test_the_token_basis_comes_back(tmp_path):
         np.testing.assert_array_equal(loaded.basis.tensors()[name], value)
 
 
-def test_options_of_tokens_come_back(tmp_path):
+def test_token_options_round_trip_is_exact(tmp_path):
     plain = FeatureConfig("tokens", model="test_vit", weights="random", token_shifts=1)
     dense = replace(plain, token_stride=8, token_shifts=2, layers=(1, -1))
     for name, config in (("plain", plain), ("dense", dense)):
@@ -94,18 +94,18 @@ def test_options_of_tokens_come_back(tmp_path):
         actual = {key: entries[key] for key in ("token_stride", "token_shifts", "layers") if key in entries}
         requested = {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]}
         assert actual == ({"token_shifts": 1} if name == "plain" else requested)
-    # files of before had one look, and did not say so
+    # earlier files had one shift, which was not stored
     (tmp_path / "old").write_bytes((tmp_path / "plain").read_bytes())
-    rewritten(tmp_path / "old", card={"features": {k: v for k, v in entries.items() if k not in requested}})
+    rewrite(tmp_path / "old", card={"features": {k: v for k, v in entries.items() if k not in requested}})
     assert load_model(tmp_path / "old").features == plain
-    for wrong in ({"layers": ["a"]}, {"token_stride": 0}, {"token_shifts": 1.5}):
+    for invalid in ({"layers": ["a"]}, {"token_stride": 0}, {"token_shifts": 1.5}):
         (tmp_path / "wrong").write_bytes((tmp_path / "dense").read_bytes())
-        rewritten(tmp_path / "wrong", card={"features": {**entries, **wrong}})
-        with pytest.raises(InputError, match=next(iter(wrong))):
+        rewrite(tmp_path / "wrong", card={"features": {**entries, **invalid}})
+        with pytest.raises(InputError, match=next(iter(invalid))):
             load_model(tmp_path / "wrong")
 
 
-def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):
+def test_model_files_contain_json_and_arrays_only(tmp_path):
     path = save_model(tmp_path / "m.vispe", train(classifier_of("forest")))
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["card.json", "estimator.skops"]
@@ -124,21 +124,21 @@ def test_existing_files_are_not_overwritten_without_force(tmp_path):
     save_model(path, train(classifier_of("logistic")), force=True)
 
 
-def rewritten(path, **parts):
-    """Replace members of a model file, with right checksums unless the card is given."""
+def rewrite(path, **parts):
+    """Replace members of a model file, with correct checksums unless the card is given."""
     import hashlib
 
     with zipfile.ZipFile(path) as archive:
-        actual = {name: archive.read(name) for name in archive.namelist()}
-    card = json.loads(actual["card.json"])
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    card = json.loads(contents["card.json"])
     card.update(parts.pop("card", {}))
     for name, value in parts.items():
         member = {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[name]
-        actual[member] = value
+        contents[member] = value
         card["sha256"][member] = hashlib.sha256(value).hexdigest()
-    actual["card.json"] = json.dumps(card).encode()
+    contents["card.json"] = json.dumps(card).encode()
     with zipfile.ZipFile(path, "w") as archive:
-        for name, value in actual.items():
+        for name, value in contents.items():
             archive.writestr(name, value)
     return path
 
@@ -153,21 +153,21 @@ def forest(tmp_path):
     return save_model(tmp_path / "forest.vispe", train(classifier_of("forest")))
 
 
-def test_logistic_is_plain_numbers(path):
+def test_logistic_models_contain_tensors_only(path):
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["card.json", "tensors.safetensors"]
-    wrong = save({"linear.mean": np.zeros(5, np.float32)})
+    invalid = save({"linear.mean": np.zeros(5, np.float32)})
     with pytest.raises(InputError, match="logistic classifier without weight, bias, classes"):
-        load_model(rewritten(path, tensors=wrong))
+        load_model(rewrite(path, tensors=invalid))
 
 
 @pytest.mark.parametrize("other", [VERSION + 1, VERSION - 1, None])
-def test_another_format_version_is_refused(path, other):
+def test_other_format_versions_raise(path, other):
     with pytest.raises(InputError, match=rf"format_version={other} .*reads format_version={VERSION}"):
-        load_model(rewritten(path, card={"format_version": other}))
+        load_model(rewrite(path, card={"format_version": other}))
 
 
-def test_foreign_and_damaged_files_are_refused(path, tmp_path):
+def test_foreign_and_damaged_files_raise(path, tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         load_model(tmp_path / "gone.vispe")
     (tmp_path / "text.vispe").write_text("hello")
@@ -182,29 +182,29 @@ def test_foreign_and_damaged_files_are_refused(path, tmp_path):
         load_model(tmp_path / "zip.vispe")
     card = json.loads(zipfile.ZipFile(path).read("card.json"))
     with pytest.raises(InputError, match=r"tensors\.safetensors does not match its checksum"):
-        load_model(rewritten(path, card={"sha256": {"tensors.safetensors": "0" * 64}}))
+        load_model(rewrite(path, card={"sha256": {"tensors.safetensors": "0" * 64}}))
     with pytest.raises(
         InputError, match=r"lists estimator\.skops, tensors\.safetensors, but it contains tensors"
     ):
-        load_model(rewritten(path, card={"sha256": {**card["sha256"], "estimator.skops": "0" * 64}}))
+        load_model(rewrite(path, card={"sha256": {**card["sha256"], "estimator.skops": "0" * 64}}))
 
 
-def test_another_kind_of_file_is_refused(path):
+def test_other_formats_raise(path):
     with pytest.raises(InputError, match=r"format='other\.thing', expected 'vispe\.segment'"):
-        load_model(rewritten(path, card={"format": "other.thing"}))
+        load_model(rewrite(path, card={"format": "other.thing"}))
 
 
-def test_unknown_types_are_refused(forest):
+def test_untrusted_types_raise(forest):
     bad = make_pipeline(FunctionTransformer(np.load), HashingVectorizer())
-    bad.steps[0][1].func = data  # a function of this test: not a type that skops knows
+    bad.steps[0][1].func = data  # a function of this module, unknown to skops
     with pytest.raises(InputError, match=r"rejected: its estimator contains untrusted types"):
-        load_model(rewritten(forest, estimator=skops.io.dumps(bad)))
+        load_model(rewrite(forest, estimator=skops.io.dumps(bad)))
 
 
-def test_an_estimator_of_another_kind_is_refused(path, forest):
+def test_mismatched_estimators_raise(path, forest):
     with pytest.raises(InputError, match="declares 'boosting' but contains a RandomForestClassifier"):
-        load_model(rewritten(forest, card={"classifier": "boosting"}))
+        load_model(rewrite(forest, card={"classifier": "boosting"}))
     with pytest.raises(InputError, match=r"a classifier of kind 'logistic' with estimator\.skops"):
-        load_model(rewritten(forest, card={"classifier": "logistic"}))
+        load_model(rewrite(forest, card={"classifier": "logistic"}))
     with pytest.raises(InputError, match="classifier of kind 'magic'"):
-        load_model(rewritten(path, card={"classifier": "magic"}))
+        load_model(rewrite(path, card={"classifier": "magic"}))

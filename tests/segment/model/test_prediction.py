@@ -41,7 +41,7 @@ def predict(features, page, valid, classifier, post=None):
 @cases("channels", [1, 2])
 @cases("holes", [False, True])
 @cases(("kind", "classes"), [("ensemble", 3), ("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)])
-def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, channels):
+def test_page_predictions_equal_pixel_predictions(kind, classes, holes, channels):
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
     classifier = fit_classifier(features, page, valid, kind, classes)
@@ -56,9 +56,9 @@ def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, chann
     assert actual.overlap == actual.disagreeing == 0
 
 
-def test_threads_do_not_change_a_bit():
+def test_predictions_are_identical_for_any_thread_count():
     page, valid = scene(holes=True)
-    before, results = torch.get_num_threads(), []
+    num_threads, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -66,23 +66,23 @@ def test_threads_do_not_change_a_bit():
             classifier = fit_classifier(features, page, valid)
             results.append(predict(features, page, valid, classifier).prob.tobytes())
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
     assert results[0] == results[1] == results[2]
 
 
 @cases("classes", [2, 3, 7])
-def test_of_equal_classes_the_first_one_wins(classes):
+def test_ties_select_the_first_class(classes):
     prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
     valid = np.random.default_rng(1).random((37, 5)) < 0.8
     labels, uncertainty = most_probable(prob, valid)
     assert labels.dtype == np.uint8
     assert uncertainty.dtype == np.float32
     np.testing.assert_array_equal(labels, np.where(valid, prob.argmax(0) + 1, 0))
-    ordered = np.sort(prob, axis=0)
-    np.testing.assert_array_equal(uncertainty, np.where(valid, 1 - (ordered[-1] - ordered[-2]), np.nan))
+    sorted_prob = np.sort(prob, axis=0)
+    np.testing.assert_array_equal(uncertainty, np.where(valid, 1 - (sorted_prob[-1] - sorted_prob[-2]), np.nan))
 
 
-def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
+def test_chunked_decision_equals_that_of_the_page(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
     complete = most_probable(prob, valid)
     monkeypatch.setattr("vispe.segment.model.uncertainty._PIXELS", 7)
@@ -91,12 +91,12 @@ def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
 
 
 @cases("holes", [False, True])
-def test_chosen_pixels_come_row_by_row_with_the_features_of_the_page(holes):
+def test_gathered_features_equal_those_of_the_page(holes):
     page, valid = scene(channels=2, holes=holes)
     expected = Features(FeatureConfig()).prepare(page, valid).compute(0)
     prepared = Features(FeatureConfig(tile=24)).prepare(page, valid)
-    for share in (0.2, 0.002):
-        mask = (np.random.default_rng(5).random(valid.shape) < share) & valid
+    for fraction in (0.2, 0.002):
+        mask = (np.random.default_rng(5).random(valid.shape) < fraction) & valid
         np.testing.assert_allclose(prepared.gather(mask), expected[:, mask].T, atol=1e-7, rtol=0)
     mask[:] = False
     mask[60, 3] = True

@@ -65,7 +65,7 @@ class AttentionPrior(Measure):
     family = "attention"
     order = 3
     limit = 0.1
-    asks = "Is attention uneven over positions when the image has no content?"
+    question = "Is attention uneven over positions when the image has no content?"
     number = "attention on the strongest position minus that on the weakest, relative to the mean"
     misleads = (
         "Images without content are out of distribution, and attention concentrates on sinks there; attention to a "

@@ -26,7 +26,7 @@ class AttentionSink(Measure):
     family = "attention"
     order = 0
     limit = 0.1
-    asks = "Do heads collapse onto one token?"
+    question = "Do heads collapse onto one token?"
     number = "attention on the strongest token"
     misleads = "A softmax has to put its mass somewhere; a sink on a class or register token is harmless."
     papers = ("Efficient Streaming Language Models with Attention Sinks",)

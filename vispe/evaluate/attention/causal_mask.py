@@ -104,7 +104,7 @@ class CausalMask(Measure):
     family = "attention"
     order = 4
     limit = 0.1
-    asks = "Does the causal mask bring absolute positions into the logits?"
+    question = "Does the causal mask bring absolute positions into the logits?"
     number = "fraction of the variance of mean logits not explained by offsets"
     misleads = (
         "Absolute encodings, sinks on the first tokens and layouts common to all images also increase it."

@@ -85,7 +85,7 @@ class PositionInLogits(Measure):
     family = "attention"
     order = 1
     limit = 0.05
-    asks = "Do heads attend by position rather than by content?"
+    question = "Do heads attend by position rather than by content?"
     number = "R2 of the logits from the offset"
     misleads = (
         "Neighbouring patches are similar, so content depends on the offset too: compare with the model without its "

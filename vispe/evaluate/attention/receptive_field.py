@@ -69,7 +69,7 @@ class ReceptiveField(Measure):
 
     name = "trf"
     family = "attention"
-    asks = "Is the reach of heads larger than that of their bias alone?"
+    question = "Is the reach of heads larger than that of their bias alone?"
     number = "reach of heads divided by the reach of their bias"
     misleads = (
         "A distant sink counts as reach; on grids smaller than the receptive field the border limits both."

@@ -124,7 +124,7 @@ class RotaryBands(Measure):
     family = "attention"
     order = 2
     limit = 0.2
-    asks = "Do low-frequency rotary bands cause an attention sink?"
+    question = "Do low-frequency rotary bands cause an attention sink?"
     number = "fraction of the logit bound in bands with collinear keys, in the head where it is largest"
     misleads = (
         "Collinear keys cause a sink only where queries share their direction; on small grids some pairs are nearly "

@@ -25,7 +25,7 @@ class Finding:
     Attributes:
         name: name of the measure.
         family: attention, features or behaviour.
-        asks: the question that the measure answers.
+        question: the question that the measure answers.
         number: meaning of the value.
         misleads: cases in which the value is wrong or harmless.
         value: the headline.
@@ -41,7 +41,7 @@ class Finding:
 
     name: str
     family: str
-    asks: str
+    question: str
     number: str
     misleads: str
     value: float
@@ -59,7 +59,7 @@ class Finding:
         """Return the finding of a measure from the outcomes of its runs."""
         controls = own.control | {v: o.value for v, o in others.items() if v in measure.controls}
         return cls(
-            *(measure.name, measure.family, measure.asks, measure.number, measure.misleads),
+            *(measure.name, measure.family, measure.question, measure.number, measure.misleads),
             own.value,
             judged.interval,
             judged.margin,
@@ -74,7 +74,9 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, including those of every image."""
         return {
-            **json_entries(self, "name", "family", "asks", "number", "misleads"),
+            **json_entries(self, "name", "family"),
+            "asks": self.question,  # key of 0.2
+            **json_entries(self, "number", "misleads"),
             **json_entries(self, "value", "interval", "margin", "control", "verdict", "limit"),
             **json_entries(self.outcome, "note", "per_image", "per_layer"),
             **json_entries(self, "control_layers"),
@@ -84,7 +86,7 @@ class Finding:
     def row(self) -> list[str]:
         """Return the row of the table: question, number, interval, control, verdict."""
         controls = ", ".join(f"{name} {number(v)}" for name, v in self.control.items())
-        return [self.asks, number(self.value), interval(self.interval), controls, self.verdict]
+        return [self.question, number(self.value), interval(self.interval), controls, self.verdict]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +147,9 @@ class Audit(Result):
     def table(self) -> list[list[str]]:
         """Return the table as text, header first; unsupported measures come last, with the reason."""
         head = ["question", "number", "95 % interval", "control", "verdict"]
-        refused = [[asks, "-", "", f"not measured: {why}", "-"] for asks, why in self.refused.values()]
+        refused = [
+            [question, "-", "", f"not measured: {why}", "-"] for question, why in self.refused.values()
+        ]
         return [head, *(f.row() for f in self.findings), *refused]
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +160,9 @@ class Audit(Result):
             "notes": list(self.notes),
             "images": self.images,
             "findings": [f.to_dict() for f in self.findings],
-            "refused": {name: {"asks": asks, "why": why} for name, (asks, why) in self.refused.items()},
+            "refused": {
+                name: {"asks": question, "why": why} for name, (question, why) in self.refused.items()
+            },
             "controls_missing": dict(self.missing),
         }
 
@@ -194,7 +200,7 @@ class Comparison(Result):
         rows = [head]
         for f, g in self._pairs():
             values = (f.value, g.value, g.value - f.value)
-            rows.append([f.asks, *map(number, values), interval(self._interval(f, g))])
+            rows.append([f.question, *map(number, values), interval(self._interval(f, g))])
         return rows
 
     def to_dict(self) -> dict[str, Any]:

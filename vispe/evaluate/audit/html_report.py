@@ -86,7 +86,7 @@ def audit_page(audit: Audit, figure: Figure, against: Comparison | None = None) 
         against: comparison with another model, if available.
     """
     quiet = [k for k, row in enumerate(audit.table()[1:]) if row[-1] != "yes"]
-    values = {f.asks: f"{number(f.value)} ({f.number})" for f in audit.findings}
+    values = {f.question: f"{number(f.value)} ({f.number})" for f in audit.findings}
     rows = [[row[0], values.get(row[0], row[1]), *row[2:]] for row in audit.table()]
     overview = Section(
         "",
@@ -161,7 +161,7 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
         annotate(
             ax, f"{number(f.value)}: {f.verdict}", (1.01, k), (0, -3), ("axes fraction", "data"), color=color
         )
-    ax.set_yticks(range(len(audit.findings)), [f.asks for f in audit.findings])
+    ax.set_yticks(range(len(audit.findings)), [f.question for f in audit.findings])
     ax.set_xlim(-FAR, FAR)
     ax.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "limit", "10"])
     ax.invert_yaxis()

@@ -94,7 +94,7 @@ def audit(
     return Audit(
         audited.title,
         tuple(findings),
-        {m.name: (m.asks, refused[m.name]) for m in measures if m.name in refused},
+        {m.name: (m.question, refused[m.name]) for m in measures if m.name in refused},
         len(images),
         missing,
     )

@@ -65,7 +65,7 @@ class OrderSensitivity(Measure):
     family = "behaviour"
     order = 3
     limit = 0.1
-    asks = "Does an answer depend on the order of the images?"
+    question = "Does an answer depend on the order of the images?"
     number = "standard deviation over orders, relative to the total"
     misleads = "If answers to all prompts are nearly equal, the ratio can be large although the spread is negligible."
     papers = (

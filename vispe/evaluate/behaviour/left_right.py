@@ -144,7 +144,7 @@ class LeftRight(Measure):
     family = "behaviour"
     order = 4
     limit = 0.1
-    asks = "Does the model distinguish left from right and above from below?"
+    question = "Does the model distinguish left from right and above from below?"
     number = "fraction of mirrored pairs with both answers correct"
     misleads = (
         "Two coloured shapes are not a scene: a model may succeed here and rely on priors in photographs."

@@ -96,7 +96,7 @@ class Occlusion(Measure):
     family = "behaviour"
     order = 2
     limit = 0.05
-    asks = "Does the descriptor favour a part of the image?"
+    question = "Does the descriptor favour a part of the image?"
     number = "1 - min / max importance of a strip over positions (PSI), minus the chance level"
     misleads = (
         "Occluded images are out of distribution, so the importance depends on the filling; images get one of three "

@@ -26,7 +26,7 @@ class PatchShuffle(Measure):
 
     name = "shuffle"
     family = "behaviour"
-    asks = "Do features depend on the arrangement of the patches?"
+    question = "Do features depend on the arrangement of the patches?"
     number = "1 - cosine when single patches are shuffled; 0 for a bag of patches"
     misleads = "Shuffling destroys objects too, so a model that uses the layout of a scene is expected to score high."
     papers = (

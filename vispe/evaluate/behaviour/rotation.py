@@ -34,7 +34,7 @@ class Equivariance(Measure):
     family = "behaviour"
     order = 1
     limit = 0.15
-    asks = "Do features change when the image is rotated or reflected?"
+    question = "Do features change when the image is rotated or reflected?"
     number = "equivariance error over two rotations and a reflection, of the encoding alone if known"
     misleads = (
         "Rotated photographs are out of distribution, so the number then includes the canonical orientation of the "

@@ -41,7 +41,7 @@ class TranslationChange(Measure):
     family = "behaviour"
     order = 0
     limit = 0.05
-    asks = "Do features change when the same content is shifted?"
+    question = "Do features change when the same content is shifted?"
     number = "largest 1 - cosine over three rolls by whole patches, away from the seam"
     misleads = (
         "A roll joins opposite sides of an image, so a model with relative positions changes slightly without any "

@@ -76,7 +76,7 @@ class ContextCrop(Measure):
     name = "crop"
     family = "features"
     limit = 0.01
-    asks = "Do features change at the border of an image?"
+    question = "Do features change at the border of an image?"
     number = "change of a crop encoded alone, border minus centre, minus that of other contexts"
     misleads = (
         "Smaller images may be out of distribution, and contexts have a seam: both count at the border if features are "

@@ -61,7 +61,7 @@ class NeighbourSimilarity(Measure):
     family = "features"
     order = 2
     limit = 0.05
-    asks = "Are features of neighbouring patches similar regardless of content?"
+    question = "Are features of neighbouring patches similar regardless of content?"
     number = "cosine of neighbours minus that of distant patches, patches in random order"
     misleads = "Shuffled images are out of distribution, so the model may behave differently on them."
     papers = (

@@ -139,7 +139,7 @@ class PositionalChannels(Measure):
     family = "features"
     order = 4
     limit = 0.02
-    asks = "Do single channels encode the position?"
+    question = "Do single channels encode the position?"
     number = "fraction of channels whose mean map is a smooth surface over the grid"
     misleads = "Images with a common layout have such mean maps too; use textures, noise or many images."
     papers = (

@@ -45,7 +45,7 @@ class PositionProbe(Measure):
     family = "features"
     order = 0
     limit = 0.1
-    asks = "Can the position be decoded from the features?"
+    question = "Can the position be decoded from the features?"
     number = "held-out R² of column and row, clipped at -1 per image"
     misleads = (
         "Smooth gradients across an image reveal the position too, and random weights often preserve it."

@@ -101,7 +101,7 @@ class ProbeVersusUse(Measure):
     family = "features"
     order = 5
     limit = 0.2
-    asks = "Are relative positions encoded but not used in answers?"
+    question = "Are relative positions encoded but not used in answers?"
     number = "accuracy of a probe minus that of answers, above chance"
     misleads = (
         "A model with inverted answers has a large gap too, and random weights often preserve the position."

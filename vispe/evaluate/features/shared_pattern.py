@@ -65,7 +65,7 @@ class SharedPattern(Measure):
     family = "features"
     order = 1
     limit = 0.05
-    asks = "Do features contain a pattern that does not depend on the image?"
+    question = "Do features contain a pattern that does not depend on the image?"
     number = "fraction of the variance over patches in the mean map, unbiased"
     misleads = (
         "Images with a common layout, such as sky above ground, share a map too; compare with the model without its "

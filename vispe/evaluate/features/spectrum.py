@@ -113,7 +113,7 @@ class Spectrum(Measure):
     family = "features"
     order = 3
     limit = 0.1
-    asks = "Are features collapsed onto few directions?"
+    question = "Are features collapsed onto few directions?"
     number = "1 - RankMe / min(patches, channels)"
     misleads = (
         "Massive channels lower the rank without a collapse (the details contain it without the four largest); "

@@ -124,7 +124,7 @@ class Measure:
     Attributes:
         name: used on the command line and in JSON.
         family: attention, features or behaviour.
-        asks: the question, in one sentence.
+        question: the question, in one sentence.
         number: meaning of the headline, in a few words.
         misleads: cases in which the number is wrong or harmless, in one sentence.
         papers: papers that the measure follows, each "Title" or "Title, https://..."; empty for vispe's own
@@ -143,7 +143,7 @@ class Measure:
 
     name: ClassVar[str]
     family: ClassVar[Family]
-    asks: ClassVar[str]
+    question: ClassVar[str]
     number: ClassVar[str]
     misleads: ClassVar[str]
     papers: ClassVar[tuple[str, ...]] = ()

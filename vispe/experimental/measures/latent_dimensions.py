@@ -98,7 +98,7 @@ class IntrinsicProbe(Measure):
 
     name = "latent"
     family = "features"
-    asks = "How many dimensions encode the position?"
+    question = "How many dimensions encode the position?"
     number = "bits, of 4, about which of 16 cells contains a patch, at the best number of dimensions"
     misleads = "Images with a common layout predict the cell too; a position spread over all dimensions is not found."
     papers = ("Intrinsic Probing through Dimension Selection",)

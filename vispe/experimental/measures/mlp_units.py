@@ -64,7 +64,7 @@ class MlpUnits(Measure):
 
     name = "units"
     family = "features"
-    asks = "Do units of the MLPs encode the position?"
+    question = "Do units of the MLPs encode the position?"
     number = "fraction of units whose activity has information about the cell of the grid"
     misleads = (
         "With a common layout of images, content units predict the cell too; compare with the model without its "

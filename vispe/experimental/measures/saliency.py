@@ -24,7 +24,7 @@ class PositionRelevance(Measure):
 
     name = "relevance"
     family = "behaviour"
-    asks = "How much of the output is attributed to positions rather than to content?"
+    question = "How much of the output is attributed to positions rather than to content?"
     number = "absolute relevance of positions, relative to that of positions and content"
     misleads = (
         "Relevance is a convention: positions get half of every rotation, and the rules for sums disagree where terms "
