@@ -292,7 +292,9 @@ def test_labels_without_an_image_are_rejected(capsys):
 
 def test_two_label_files_for_one_image_are_rejected(capsys):
     save("a-2.png", np.load("drawn.npy"))
-    assert_rejected(capsys, "segment a.png b.png --labels a_labels.png,a-2.png -o out", "a.png: two labels match")
+    assert_rejected(
+        capsys, "segment a.png b.png --labels a_labels.png,a-2.png -o out", "a.png: two labels match"
+    )
 
 
 def test_images_of_equal_name_are_rejected(capsys):

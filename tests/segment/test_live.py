@@ -127,7 +127,11 @@ def test_results_equal_those_of_the_command_and_saved_model(tmp_path, kind):
     command_model = load_model(tmp_path / "out" / "model.vispe")
     np.testing.assert_array_equal(live.model.classifier.linear.weight, command_model.classifier.linear.weight)
     assert live.model.features == command_model.features
-    assert (live.model.names, live.model.normalize, live.model.clip) == (command_model.names, "stack", (0.5, 99.5))
+    assert (live.model.names, live.model.normalize, live.model.clip) == (
+        command_model.names,
+        "stack",
+        (0.5, 99.5),
+    )
     segmentation = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
     unambiguous = np.abs(np.diff(np.sort(actual.prob, 0)[-2:], axis=0)[0]) > 1e-4
     np.testing.assert_array_equal(actual.labels[unambiguous], segmentation[unambiguous])
@@ -168,7 +172,9 @@ def test_cluster_models_predict_and_text_models_raise(tmp_path):
     assert (live.predict().labels == segmentation).mean() > 0.999
     assert live.update(scribbles(grey)).prob.shape == (2, 48, 56)
     assert live.model.classifier.kind == "ensemble"
-    text_model = Model(object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {})
+    text_model = Model(
+        object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {}
+    )
     with pytest.raises(InputError, match="classifies by text prompts"):
         Live(micrograph(grey), model=text_model)
 
@@ -185,7 +191,9 @@ def test_updates_depend_on_the_current_labels_only():
     assert (actual.prob[2] == 0).all()
     fresh = Live(image, features=TILED).update(two_classes)
     np.testing.assert_array_equal(actual.prob[:2], fresh.prob)
-    np.testing.assert_array_equal(live.update(three_classes).prob, Live(image, features=TILED).update(three_classes).prob)
+    np.testing.assert_array_equal(
+        live.update(three_classes).prob, Live(image, features=TILED).update(three_classes).prob
+    )
 
 
 @pytest.mark.slow
@@ -215,7 +223,9 @@ def test_tree_classifiers_equal_those_of_the_command(kind):
     grey = synthetic_image(40, 37)
     labels = scribbles(grey)
     image = micrograph(grey)
-    (expected,), _ = segment_uncached(image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4))
+    (expected,), _ = segment_uncached(
+        image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4)
+    )
     actual = Live(image, features=FILTERS, classifier=kind, post=PostProcessing(smooth=1, min_area=4)).update(
         labels
     )

@@ -113,7 +113,9 @@ def test_candidates_are_valid_and_distant_from_labels(shape):
                 if np.hypot(a - y, b - x) <= 3
             ]
             is_valid = all(0 <= a < shape[0] and 0 <= b < shape[1] and valid[a, b] for a, b in inside)
-            is_distant = all(np.hypot(y - position // shape[1], x - position % shape[1]) > 6 for position in label)
+            is_distant = all(
+                np.hypot(y - position // shape[1], x - position % shape[1]) > 6 for position in label
+            )
             if is_valid and is_distant:
                 expected.append(y * shape[1] + x)
     assert actual.tolist() == expected
@@ -155,7 +157,10 @@ def test_rings_are_drawn_at_the_suggested_positions():
         centre = factor * (position.y + 0.5), factor * (position.x + 0.5)
         y, x = np.mgrid[: actual.shape[0], : actual.shape[1]]
         distances = np.hypot(y - centre[0], x - centre[1])
-        assert yellow[(distances > factor * position.radius) & (distances < factor * position.radius + 6)].mean() > 0.2
+        assert (
+            yellow[(distances > factor * position.radius) & (distances < factor * position.radius + 6)].mean()
+            > 0.2
+        )
         # the inside of a ring is unchanged
         assert (actual[distances < factor * position.radius - 4] == 128).all()
     changed = (actual != 128).any(-1)

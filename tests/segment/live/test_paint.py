@@ -86,7 +86,9 @@ def test_results_equal_those_of_live_and_of_segment(image, paint, tmp_path):
     out = tmp_path / "a_paint"
     assert main(["segment", str(path), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
                  "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
-    saved, expected_labels = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    saved, expected_labels = (
+        np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png")
+    )
     assert np.array_equal(saved, expected_labels)
     assert main(["apply", str(out / "model.vispe"), str(path), "-o", str(tmp_path / "again")]) == 0
     assert np.array_equal(saved, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
@@ -216,7 +218,9 @@ def test_saved_points_keep_their_precision(paint, image, tmp_path):
     out = tmp_path / "a_paint"
     assert main(["segment", str(image[0]), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
                  "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
-    saved, expected_labels = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    saved, expected_labels = (
+        np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png")
+    )
     assert np.array_equal(saved, expected_labels)
 
 
@@ -426,7 +430,12 @@ def test_painting_in_a_browser(server, image, tmp_path):
         # leaving the image ends the scribble: nothing is painted along the border
         right = paint.image.shape[1]
         browser.key("b")
-        browser.drag(to_window(right - 6, 8), to_window(right + 9, 9), to_window(right + 9, 30), to_window(right - 6, 31))
+        browser.drag(
+            to_window(right - 6, 8),
+            to_window(right + 9, 9),
+            to_window(right + 9, 30),
+            to_window(right - 6, 31),
+        )
         browser.wait("document.body.dataset.version === '7'")
         assert len(paint.images[paint.shown].strokes) == 4
         assert not paint.images[paint.shown].labels()[14:26, -3:].any()

@@ -79,7 +79,9 @@ def test_ties_select_the_first_class(classes):
     assert uncertainty.dtype == np.float32
     np.testing.assert_array_equal(labels, np.where(valid, prob.argmax(0) + 1, 0))
     sorted_prob = np.sort(prob, axis=0)
-    np.testing.assert_array_equal(uncertainty, np.where(valid, 1 - (sorted_prob[-1] - sorted_prob[-2]), np.nan))
+    np.testing.assert_array_equal(
+        uncertainty, np.where(valid, 1 - (sorted_prob[-1] - sorted_prob[-2]), np.nan)
+    )
 
 
 def test_chunked_decision_equals_that_of_the_page(monkeypatch):
