@@ -99,9 +99,8 @@ def test_coarsened_histograms_are_independent_of_order(monkeypatch):
     assert 0 < expected.level < 7
     assert len(expected.counts) <= 300
     histograms = [count(part) for part in np.split(prob, 40, axis=1)]
-    assert {part.level for part in histograms} != {
-        expected.level
-    }  # histograms of small parts are finer than that of the image
+    # histograms of small parts are finer than that of the image
+    assert {part.level for part in histograms} != {expected.level}
     for actual in (merge(histograms), merge(histograms[::-1])):
         np.testing.assert_array_equal(actual.codes, expected.codes)
         np.testing.assert_array_equal(actual.counts, expected.counts)

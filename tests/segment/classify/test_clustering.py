@@ -196,7 +196,7 @@ def test_one_model_segments_all_images_and_new_images(folder, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_clusters_are_consistent_across_pages_and_ordered(tmp_path, method):
-    pages, phases = (np.stack(sample) for sample in zip(*(scene(seed) for seed in range(3)), strict=True))
+    pages, phases = (np.stack(arrays) for arrays in zip(*(scene(seed) for seed in range(3)), strict=True))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
     segment(
         [tmp_path / "s.tif"],

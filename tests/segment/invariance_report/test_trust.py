@@ -210,9 +210,8 @@ def test_orientation_dependent_rules_have_the_expected_spread():
     assert actual.brief == "strong, matrix by 50 pp (floor <0.01)"
     assert actual.agreement == 0.5  # only pixels of the band change
     np.testing.assert_array_equal(actual.disagreement[60:], 0)
-    assert actual.disagreement[5, 10] == pytest.approx(
-        4 / 11
-    )  # both poses by 180 degrees and two of four by 90 degrees
+    # both poses by 180 degrees and two of four by 90 degrees
+    assert actual.disagreement[5, 10] == pytest.approx(4 / 11)
     assert actual.at_borders == pytest.approx(2 / 60)
     assert actual.inside == 0.5
 
