@@ -100,15 +100,15 @@ def load_model(
         from vispe.backbones.clip_weights import load_clip, tokenizer_of, tower_of
 
         plain = name.removeprefix(CLIP)
-        whole = load_clip(plain, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
-        return LoadedModel(kind, tower_of(whole), whole=whole, reader=partial(tokenizer_of, plain))
+        complete = load_clip(plain, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
+        return LoadedModel(kind, tower_of(complete), whole=complete, reader=partial(tokenizer_of, plain))
     if kind == "transformers":
         from vispe.backbones.local.transformers_files import load_transformers, normalization_of, processor_of
         from vispe.backbones.local.transformers_model import TransformersModel
 
-        whole = load_transformers(name)
-        tower = TransformersModel(whole, *normalization_of(name)).eval()
-        return LoadedModel(kind, tower, whole=whole, reader=partial(processor_of, name))
+        complete = load_transformers(name)
+        tower = TransformersModel(complete, *normalization_of(name)).eval()
+        return LoadedModel(kind, tower, whole=complete, reader=partial(processor_of, name))
     if kind in ("retrofit", "debiased"):
         from vispe.backbones.local.retrofitted import load_retrofitted
 

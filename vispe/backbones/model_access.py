@@ -185,10 +185,10 @@ def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequ
             if is_table and torch.equal(p, original[name]):
                 torch.nn.init.trunc_normal_(p, std=0.02)
     # parameters that every initialisation sets to the same constant count as reinitialised
-    same = [
+    unchanged = [
         name for name, p in clone.named_parameters() if torch.equal(p, original[name]) and not _constant(p)
     ]
-    return clone.eval(), tuple(same)
+    return clone.eval(), tuple(unchanged)
 
 
 def _constant(p: Tensor) -> bool:

@@ -117,7 +117,7 @@ def effective_receptive_field(
     ((9, 9), 9)
     """
     generator = torch.Generator().manual_seed(seed)
-    total, reaches, areas, own = None, [], [], []
+    total, reaches, areas, within_patch = None, [], [], []
     center, patch = (0.0, 0.0), (1.0, 1.0)
     distance: np.ndarray | None = None
     for image in images:
@@ -134,14 +134,20 @@ def effective_receptive_field(
         total = field if total is None else total + field
         reaches.append(_reach(field, distance))
         areas.append(_area(field))
-        own.append(float(field[_within(field.shape, center, patch)].sum()))  # type: ignore[arg-type]
+        within_patch.append(float(field[_within(field.shape, center, patch)].sum()))  # type: ignore[arg-type]
     if total is None or distance is None:
         raise ShapeError(
             "effective_receptive_field: no images, got an empty sequence. Pass at least one image."
         )
     uniform = _reach(np.full(total.shape, 1 / total.size), distance)
     return EffectiveReceptiveField(
-        total / len(own), center, patch, np.array(reaches), np.array(areas), np.array(own), np.array(uniform)
+        total / len(within_patch),
+        center,
+        patch,
+        np.array(reaches),
+        np.array(areas),
+        np.array(within_patch),
+        np.array(uniform),
     )
 
 

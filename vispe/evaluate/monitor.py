@@ -97,11 +97,11 @@ class Monitor:
         findings, refused = [], dict(self.refused)
         for measure in self.measures:
             try:
-                own = measure.summarize(self._ledger[measure.name], audited)
+                outcome = measure.summarize(self._ledger[measure.name], audited)
             except UnsupportedHost as error:
                 refused[measure.name] = measure.question, str(error).rstrip(".")
                 continue
-            findings.append(Finding.of(measure, own, {}, judge(measure.limit, own, {})))
+            findings.append(Finding.of(measure, outcome, {}, judge(measure.limit, outcome, {})))
         missing = {"random, none": "a monitor runs no passes of its own"}
         return Audit(audited.title, tuple(findings), refused, self.recorded, missing)
 

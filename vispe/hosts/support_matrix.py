@@ -47,9 +47,9 @@ def support(name: str) -> dict[str, str | None]:
     """
     facts = encoding_info(name)
     if "positions" in facts.kinds:
-        packed = "it samples positions for one grid at a time; pack samples of equal grids"
-        drawn = "it samples positions for one grid of all tokens; use a plain timm ViT or Eva"
-        return {**support("rope_axial"), "packed": packed, "towers": drawn, "windows": drawn}
+        packed_reason = "it samples positions for one grid at a time; pack samples of equal grids"
+        reason = "it samples positions for one grid of all tokens; use a plain timm ViT or Eva"
+        return {**support("rope_axial"), "packed": packed_reason, "towers": reason, "windows": reason}
     flat = None
     if 2 not in facts.ndim:
         axes = " or ".join(map(str, facts.ndim))
@@ -69,16 +69,16 @@ def support(name: str) -> dict[str, str | None]:
             flat
             or "it acts on the tokens outside attention, which these models do not support; use a timm ViT"
         )
-    packed = flat or mixing
-    if packed is None and _reads_image(name):
-        packed = "it reads the image, which packed patches do not contain; pass images to NaFlexVit"
-    if packed is None and _for_one_grid(name):
-        packed = "its table is computed for one grid at a time; pack samples of equal grids"
+    packed_reason = flat or mixing
+    if packed_reason is None and _reads_image(name):
+        packed_reason = "it reads the image, which packed patches do not contain; pass images to NaFlexVit"
+    if packed_reason is None and _for_one_grid(name):
+        packed_reason = "its table is computed for one grid at a time; pack samples of equal grids"
     return {
         "vit": flat,
         "eva": flat,
         "naflex": flat or mixing,
-        "packed": packed,
+        "packed": packed_reason,
         "open_clip": flat,
         "towers": inside,
         "windows": inside,

@@ -183,10 +183,10 @@ def _samples(rule: Scheme) -> list[Tensor]:
 
 def _decode_safe(rule: Scheme, image: Segment) -> bool:
     """Return whether generated tokens have the coordinates of the same tokens in a prompt, one step after the last."""
-    prompt, whole = _of(rule, Text(3), image, Text(4)), _of(rule, Text(3), image, Text(9))
+    prompt, longer_prompt = _of(rule, Text(3), image, Text(4)), _of(rule, Text(3), image, Text(9))
     following, last = prompt.decode(5), prompt.ids[..., -2:]
     steady = torch.equal(following[..., 0] - last[..., 1], last[..., 1] - last[..., 0])
-    return steady and torch.equal(following, whole.ids[..., -5:])
+    return steady and torch.equal(following, longer_prompt.ids[..., -5:])
 
 
 def _cost(rule: Scheme, image: Segment) -> float:
@@ -218,11 +218,11 @@ def _rows(image: Tensor) -> list[list[float]]:
 
 
 def _random(rule: Scheme) -> bool:
-    fixed, drawn = (
+    fixed, sampled = (
         _of(rule, *(Text(1), Video(4, 2, 3), Text(1), Image(3, 4)) * 8, training=training)
         for training in (False, True)
     )
-    return not torch.equal(fixed.ids, drawn.ids)
+    return not torch.equal(fixed.ids, sampled.ids)
 
 
 def _formula(costs: dict[Size, float]) -> str:

@@ -47,8 +47,8 @@ class Rfs(ReachSampler):
         """Return `cells` uniform draws below `reach`, in order."""
         gap = self.min_gap * self.reach / cells
         # draw in the range without the smallest gaps, then insert them between the draws
-        drawn = torch.rand(cells, dtype=torch.float64, generator=generator, device=device)
-        line = drawn.sort().values * (self.reach - gap * cells)
+        uniform = torch.rand(cells, dtype=torch.float64, generator=generator, device=device)
+        line = uniform.sort().values * (self.reach - gap * cells)
         return (line + gap * torch.arange(cells, dtype=torch.float64, device=device)) * self.unit
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:

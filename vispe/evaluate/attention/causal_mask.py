@@ -172,6 +172,6 @@ def _shares(products: Tensor, picks: np.ndarray) -> np.ndarray:
     Products of different groups contain only what the images have in common; the denominator contains all pairs.
     """
     rows = torch.from_numpy(picks)
-    drawn = products[:, :, rows][..., rows]
+    resampled = products[:, :, rows][..., rows]
     other = rows[:, None] != rows
-    return (drawn[:, 0, other].mean(-1) / drawn[:, 1].mean((-2, -1)).clamp(min=1e-30)).numpy()
+    return (resampled[:, 0, other].mean(-1) / resampled[:, 1].mean((-2, -1)).clamp(min=1e-30)).numpy()

@@ -138,10 +138,14 @@ class Audit(Result):
             f"Control {view!r} was not run: {why.partition('. ')[0]}." for view, why in self.missing.items()
         ]
         if self.findings and all(f.interval is None for f in self.findings):
-            few = f"{counted(self.images, 'image')} {'is' if self.images == 1 else 'are'} too few"
+            reason = f"{counted(self.images, 'image')} {'is' if self.images == 1 else 'are'} too few"
             # images without a value, such as those with constant features, do not count
-            few = few if self.images < MIN_IMAGES else f"Fewer than {MIN_IMAGES} images have a value, too few"
-            notes.append(f"{few} for an interval and a verdict; use at least {MIN_IMAGES} images.")
+            reason = (
+                reason
+                if self.images < MIN_IMAGES
+                else f"Fewer than {MIN_IMAGES} images have a value, too few"
+            )
+            notes.append(f"{reason} for an interval and a verdict; use at least {MIN_IMAGES} images.")
         return tuple(notes)
 
     def table(self) -> list[list[str]]:

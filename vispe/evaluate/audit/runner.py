@@ -79,18 +79,20 @@ def audit(
         if measure.name in refused:
             continue
         try:
-            own = measure.summarize(ledger["own"][measure.name], audited)
+            outcome = measure.summarize(ledger["own"][measure.name], audited)
         except UnsupportedHost as error:
             refused[measure.name] = str(error).rstrip(".")
             continue
-        others = {}
+        control_outcomes = {}
         for run in (run for run in runs[1:] if measure in run.measures):
             try:
-                others[run.view] = measure.summarize(ledger[run.view][measure.name], run.audited)
+                control_outcomes[run.view] = measure.summarize(ledger[run.view][measure.name], run.audited)
             except UnsupportedHost as error:
                 missing[f"{run.view} of {measure.name}"] = str(error).rstrip(".")
-        judged = judge(measure.limit, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
-        findings.append(Finding.of(measure, own, others, judged))
+        judged = judge(
+            measure.limit, outcome, {v: o for v, o in control_outcomes.items() if v in measure.controls}, seed
+        )
+        findings.append(Finding.of(measure, outcome, control_outcomes, judged))
     return Audit(
         audited.title,
         tuple(findings),

@@ -94,7 +94,7 @@ class ContextCrop(Measure):
         image, size = runs.image, [n // 2 for n in step.grid]
         pixels, cells = (_middle(step.grid, unit) for unit in (step.pixels, step.cells))
         try:
-            alone = runs.maps("crop alone", image[pixels].contiguous())
+            without_context = runs.maps("crop alone", image[pixels].contiguous())
         except (AssertionError, ValueError, RuntimeError) as error:
             acc.note(refused=f"it does not accept a crop of {size[0]} x {size[1]} patches: {error}")
             return
@@ -104,7 +104,7 @@ class ContextCrop(Measure):
             context[pixels] = image[pixels]
             contexts.append(runs.maps(f"crop in a frame {axis}", context)[cells])
         one, two = contexts
-        changed = by_distance((change(alone, one) + change(alone, two)) / 2, step.cells)
+        changed = by_distance((change(without_context, one) + change(without_context, two)) / 2, step.cells)
         # both orders, since each change is relative to its second argument
         control = by_distance((change(one, two) + change(two, one)) / 2, step.cells)
         acc.note(

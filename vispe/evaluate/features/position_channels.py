@@ -163,8 +163,8 @@ class PositionalChannels(Measure):
         acc.add("energy", maps.double().square().sum((1, 2)))
         if (step := step_for((h, w))) is not None:
             trials, feats = Trials((TARGET,), step, 1), maps.permute(1, 2, 0)
-            drawn = trials.draw((h, w), np.random.default_rng(acc.number))
-            acc.add("probe", torch.from_numpy(trials.channels(feats, drawn)[0]))
+            masks = trials.draw((h, w), np.random.default_rng(acc.number))
+            acc.add("probe", torch.from_numpy(trials.channels(feats, masks)[0]))
 
     def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
         """Return the fraction of positional channels, and the best of them."""
@@ -209,11 +209,11 @@ class PositionalChannels(Measure):
                 for c in np.argsort(-probe_r2, kind="stable")[:10]
             ]
 
-        def drawn(pick: np.ndarray) -> float:
+        def masks(pick: np.ndarray) -> float:
             return float((r2(np.bincount(pick, minlength=len(used))) > limit).mean())
 
         value = float((scores > limit).mean())
-        return Outcome(value, control={"no position": 0.0}, statistic=drawn, units=len(used), details=details)
+        return Outcome(value, control={"no position": 0.0}, statistic=masks, units=len(used), details=details)
 
 
 def _kind(mean: Tensor, basis: Tensor) -> str:

@@ -56,9 +56,9 @@ def judge(limit: float, outcome: Outcome, controls: dict[str, Outcome], seed: in
     # the largest control counts; it is resampled together with the model if both have the same units
     others = [np.full(DRAWS, c) for c in outcome.control.values() if np.isfinite(c)]
     for control in controls.values():
-        drawn = draws(control, seed)
+        control_values = draws(control, seed)
         if np.isfinite(control.value):
-            others.append(np.full(DRAWS, control.value) if drawn is None else drawn)
+            others.append(np.full(DRAWS, control.value) if control_values is None else control_values)
     if not others:  # no verdict without a control
         return Judgement(bounds(values), None, "not decided")
     margin = bounds(values - np.max(others, axis=0))

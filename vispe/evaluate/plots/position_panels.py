@@ -26,14 +26,14 @@ def draw_coordinates(ax: Axes, drawn: PlottedScheme) -> None:
     for cut in drawn.cuts:
         ax.axvline(cut - 0.5, color="white", lw=0.9 * _smaller(n))
     _label_images(ax, drawn)
-    same = (drawn.ids == drawn.ids[:1]).all(0) & ~drawn.visual
+    are_equal = (drawn.ids == drawn.ids[:1]).all(0) & ~drawn.visual
     axes = len(drawn.ids)
     for a, (values, colour) in enumerate(zip(drawn.ids, drawn.colours, strict=True)):
-        separate = ~same if axes > 1 else drawn.visual
+        separate = ~are_equal if axes > 1 else drawn.visual
         group = a * 3 // axes if axes % 3 == 0 else a
         size = _smaller(n) * (3.2 if axes == 1 else 4.8 - 1.1 * min(group, 2))
         ax.plot(number[separate], values[separate], "o", ms=size, mew=0, color=colour)
-    ax.plot(number[same], drawn.ids[0, same], "o", ms=3.2 * _smaller(n), mew=0, color=INK)
+    ax.plot(number[are_equal], drawn.ids[0, are_equal], "o", ms=3.2 * _smaller(n), mew=0, color=INK)
     for value, colour in zip(drawn.following, drawn.colours, strict=True):
         equal = (drawn.following == drawn.following[0]).all()
         ax.plot(n, value, "D", ms=6, mfc="white", mec=INK if equal else colour, mew=1.3, clip_on=False)

@@ -66,14 +66,14 @@ def plot_positions(
             f"plot_positions: ax needs a single scheme, got {len(specs)}. Omit ax for several schemes."
         )
     described = _as_stream(stream)
-    drawn = [plotted_scheme(create_scheme(s), described, s) for s in specs]
+    schemes = [plotted_scheme(create_scheme(s), described, s) for s in specs]
     if ax is None:
-        axes = _figure(drawn)
+        axes = _figure(schemes)
         return axes[0] if one else axes
     if ax.name == "3d":
-        draw_space(ax, drawn[0], _limits([drawn[0].in_space()[0]]))
+        draw_space(ax, schemes[0], _limits([schemes[0].in_space()[0]]))
     else:
-        draw_coordinates(ax, drawn[0])
+        draw_coordinates(ax, schemes[0])
     return ax
 
 
@@ -122,7 +122,7 @@ def _figure(drawn: Sequence[PlottedScheme]) -> list[Axes]:
         below = figure.add_axes(
             (box[0] / width, box[1] / height, box[2] / width, box[3] / height), projection="3d"
         )
-        own = _limits([one_scheme.in_space()[0]]) if len(one_scheme.ids) == 1 else space
-        draw_space(below, one_scheme, own)
+        limits = _limits([one_scheme.in_space()[0]]) if len(one_scheme.ids) == 1 else space
+        draw_space(below, one_scheme, limits)
         upper.append(ax)
     return upper

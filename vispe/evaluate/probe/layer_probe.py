@@ -166,12 +166,12 @@ def probe_layers(
     scores, controls, pixels, grids, n = [], [], [], [], 0
     curves: list[np.ndarray] = []
     for maps, raw in _each(model, images):
-        drawn = {}
+        masks = {}
         for m in [*maps, *([] if raw is None else [raw])]:
-            if m.shape[:2] not in drawn:
-                drawn[m.shape[:2]] = trials.draw(m.shape[:2], rng)
-        r2, control = zip(*(trials.scores(m, drawn[m.shape[:2]]) for m in maps), strict=True)
-        single = [trials.channels(m, drawn[m.shape[:2]]) for m in maps]
+            if m.shape[:2] not in masks:
+                masks[m.shape[:2]] = trials.draw(m.shape[:2], rng)
+        r2, control = zip(*(trials.scores(m, masks[m.shape[:2]]) for m in maps), strict=True)
+        single = [trials.channels(m, masks[m.shape[:2]]) for m in maps]
         if n and [c.shape for c in single] != [c.shape for c in curves]:
             raise ShapeError(
                 f"probe_layers: images must have equal channels per block, got {[c.shape[1] for c in single]} for "
@@ -182,7 +182,7 @@ def probe_layers(
         scores.append(r2)
         controls.append(control)
         if raw is not None:
-            pixels.append(trials.scores(raw, drawn[raw.shape[:2]])[0])
+            pixels.append(trials.scores(raw, masks[raw.shape[:2]])[0])
         grids = grids or [(int(m.shape[0]), int(m.shape[1])) for m in maps]
     if not n:
         raise ShapeError("probe_layers: no images, got an empty sequence. Pass at least one image.")

@@ -43,11 +43,11 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
         )
     return tuple(
         replace(
-            same[0],
-            values=np.concatenate([r.values for r in same]),
-            floors={name: np.concatenate([r.floors[name] for r in same]) for name in same[0].floors},
+            records[0],
+            values=np.concatenate([r.values for r in records]),
+            floors={name: np.concatenate([r.floors[name] for r in records]) for name in records[0].floors},
         )
-        for same in zip(*parts, strict=True)
+        for records in zip(*parts, strict=True)
     )
 
 

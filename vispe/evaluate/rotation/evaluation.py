@@ -184,15 +184,15 @@ def _steps(
 ) -> tuple[dict[str, list[Piece]], list[str]]:
     """Measure the images of this process batch by batch; pieces do not depend on the number of processes."""
     starts = range(0, len(images), plan.batch_size)
-    own = processes.share(len(starts))
+    batch_numbers = processes.share(len(starts))
     groups = [g for g in plan.groups if g != "fingerprint"]
     progress = progress or (lambda word, part: None)
     answers: dict[str, list[Piece]] = {}
     notes: list[str] = []
-    for done, start in enumerate(starts[k] for k in own):
+    for done, start in enumerate(starts[k] for k in batch_numbers):
         step = ImageBatch.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
         for k, group in enumerate(groups):
-            progress(GROUPS[group], (done + k / len(groups)) / len(own))
+            progress(GROUPS[group], (done + k / len(groups)) / len(batch_numbers))
             for key, pieces in measure_step(measured, plan, step, group).items():
                 answers.setdefault(f"{group}: {key}", []).extend(pieces)
         notes += step.notes

@@ -56,11 +56,11 @@ def cka(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     z, y = _centred(first, second, valid)
     if z.shape[0] <= z.shape[1]:  # fewer channels than tokens: use (d, d) products
         cross = (z @ y.T).square().sum()
-        own = (z @ z.T).square().sum() * (y @ y.T).square().sum()
+        norms = (z @ z.T).square().sum() * (y @ y.T).square().sum()
     else:
         a, b = z.T @ z, y.T @ y
-        cross, own = (a * b).sum(), a.square().sum() * b.square().sum()
-    return float(cross / own.sqrt()) if float(own) > 0 else float("nan")
+        cross, norms = (a * b).sum(), a.square().sum() * b.square().sum()
+    return float(cross / norms.sqrt()) if float(norms) > 0 else float("nan")
 
 
 def subspace(first: Tensor, second: Tensor, valid: Tensor | None = None, *, components: int = 8) -> float:

@@ -88,8 +88,8 @@ def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
     """Return remarks on the scale of the equivariance errors in these records."""
     errors = [r for r in rows if r.metric == "error" and not r.control]
     mean = {r.part: r.summary().mean for r in errors if r.transform == D4_MEAN}
-    whole = [float(v) for r in errors if r.part == FULL for v in r.values]
-    return scale_notes(whole, mean.get(FULL, math.inf), mean.get(POSITION_CODE))
+    full_errors = [float(v) for r in errors if r.part == FULL for v in r.values]
+    return scale_notes(full_errors, mean.get(FULL, math.inf), mean.get(POSITION_CODE))
 
 
 def _cells(row: Measurement, seed: int) -> list[str]:

@@ -188,26 +188,26 @@ def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtyp
     if base == "flex_attention":
         return _block_mask(mask, number, of_key)
     # same sample: (b, 1, s, keys)
-    same = number[:, None, :, None] == of_key[:, None, None]
+    same_sample = number[:, None, :, None] == of_key[:, None, None]
     if mask is None:
         index = torch.arange(keys, device=number.device)
-        same = same & (index <= index[:length, None])
+        same_sample = same_sample & (index <= index[:length, None])
         if base != "eager":
-            return same
+            return same_sample
         mask = torch.zeros((), dtype=dtype, device=number.device)
     if mask.dtype == torch.bool:
-        return mask & same
-    return mask.masked_fill(~same, torch.finfo(mask.dtype).min)
+        return mask & same_sample
+    return mask.masked_fill(~same_sample, torch.finfo(mask.dtype).min)
 
 
 def _block_mask(mask: Any, number: Tensor, of_key: Tensor) -> Any:
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
-    def same(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def same_sample(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return number[row, query] == of_key[row, key]
 
     return create_block_mask(
-        and_masks(mask.mask_mod, same), B=len(number), H=None, Q_LEN=number.shape[1], KV_LEN=of_key.shape[1],
+        and_masks(mask.mask_mod, same_sample), B=len(number), H=None, Q_LEN=number.shape[1], KV_LEN=of_key.shape[1],
         device=str(number.device),
     )  # fmt: skip
 

@@ -193,8 +193,8 @@ def _read_levels(
     codes, notes = frame.fitted(path, codes, decoded.orientation, shape[1:])
     codes = in_all_pages(path, codes, shape, label_page, "labels", frame.hint())
     labelled = np.flatnonzero(codes >= 0)  # sparse for scribbles
-    drawn = codes.ravel()[labelled]
-    present = distinct_codes(drawn)
+    labelled_codes = codes.ravel()[labelled]
+    present = distinct_codes(labelled_codes)
     fraction = len(labelled) / max(codes.size, 1)
     if len(present) > max_classes and fraction > _PAINTED and not dense:
         raise InputError(
@@ -209,7 +209,7 @@ def _read_levels(
             "photograph or an anti-aliased drawing. Draw without anti-aliasing (a pencil, not a brush)."
         )
     index = np.zeros(codes.shape, np.int32)
-    index.ravel()[labelled] = np.searchsorted(present, drawn) + 1
+    index.ravel()[labelled] = np.searchsorted(present, labelled_codes) + 1
     levels = unpacked_levels(present, is_colour, decoded.pages.dtype == np.uint16)
     counts = np.bincount(index.ravel()[labelled], minlength=len(levels) + 1)[1:].tolist()
     return index, levels, [*decoded.notes, *notes], dict(zip(levels, counts, strict=True)), empty

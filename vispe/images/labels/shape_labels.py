@@ -145,8 +145,8 @@ def shape_pixels(
     """
     default = 0 if page is None and shape[0] == 1 else page
     covered, notes = covered_pixels(path, shapes, shape, default, frame)
-    drawn = [(class_of(each, naming), pixels) for each, pixels in covered]
-    return drawn, notes + list(overlap_notes(path, drawn))
+    class_pixels = [(class_of(each, naming), pixels) for each, pixels in covered]
+    return class_pixels, notes + list(overlap_notes(path, class_pixels))
 
 
 def draw_shapes(
@@ -162,10 +162,10 @@ def draw_shapes(
     Raises:
         InputError: as `vispe.images.annotations.coverage.covered_pixels`.
     """
-    drawn, notes = shape_pixels(path, shapes, naming, shape, page, frame)
-    classes = sorted({k for k, _ in drawn})
+    class_pixels, notes = shape_pixels(path, shapes, naming, shape, page, frame)
+    classes = sorted({k for k, _ in class_pixels})
     index = np.zeros(shape, np.int64)
-    for k, pixels in drawn:
+    for k, pixels in class_pixels:
         index.ravel()[pixels] = classes.index(k) + 1
     return index, [level_of(k, naming) for k in classes], notes
 
@@ -200,9 +200,9 @@ def draw_truth(
     """
     frame = frame or Frame()
     shapes = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
-    drawn, notes = shape_pixels(path, shapes.of[0], shapes.naming, shape, page, frame)
+    class_pixels, notes = shape_pixels(path, shapes.of[0], shapes.naming, shape, page, frame)
     out = np.zeros(shape, np.int32)
-    for k, pixels in drawn:
+    for k, pixels in class_pixels:
         out.ravel()[pixels] = k
     unlabelled = 100 * float((out == 0).mean())
     if unlabelled:

@@ -161,17 +161,19 @@ def joint_convention(
         return MaskConvention()
     values = {path: v for path, shape in shapes.items() if (v := _values(path, shape)) is not None}
     first = 0 if zero_is == "class" else 1
-    union = sorted({v for own in values.values() for v in own if v >= first})
+    union = sorted({v for mask_values in values.values() for v in mask_values if v >= first})
     if len(union) == n_classes and union[-1] >= n_classes + first and _void(union, n_classes, first) is None:
         return MaskConvention(levels=tuple(union))
-    one = next((path for path, own in values.items() if own == [*range(1, n_classes + 1)]), None)
+    one = next(
+        (path for path, mask_values in values.items() if mask_values == [*range(1, n_classes + 1)]), None
+    )
     if first or one is None:
         return MaskConvention()
     reason = (
         f"has the value 0, but {one.name} numbers the {n_classes} classes from 1. Set `zero_is=ignore` if 0 is "
         "unlabelled, or renumber the masks."
     )
-    conflicts = {path: f"{path} {reason}" for path, own in values.items() if 0 in own}
+    conflicts = {path: f"{path} {reason}" for path, mask_values in values.items() if 0 in mask_values}
     return MaskConvention(frozenset(shapes.keys() - conflicts.keys()), conflicts)
 
 

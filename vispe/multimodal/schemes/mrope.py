@@ -108,9 +108,11 @@ class MRoPE(Scheme):
 
     def text(self, at: Tensor) -> Tensor:
         """Return the counter on all axes, or only on the time axis."""
-        same = super().text(at)
+        counter = super().text(at)
         return (
-            same if self.text_axes == "all" else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
+            counter
+            if self.text_axes == "all"
+            else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
         )
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:

@@ -77,9 +77,9 @@ class PPE(MRoPE):
 
     def text(self, at: Tensor) -> Tensor:
         """Return the counter on all axes, or only on the time axes."""
-        same = at.expand(self.k, *at.shape)
-        others = same if self.text_axes == "all" else torch.zeros_like(same)
-        return torch.cat([same, others, others])
+        counter = at.expand(self.k, *at.shape)
+        others = counter if self.text_axes == "all" else torch.zeros_like(counter)
+        return torch.cat([counter, others, others])
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the coordinate of every pair (pairs,)."""

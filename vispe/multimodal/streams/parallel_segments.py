@@ -99,15 +99,15 @@ def steps(parallel: Tensor, advance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not bool(inside.any()):
         return advance, torch.zeros_like(advance), torch.zeros_like(advance)
     where = inside.nonzero()[:, 0]
-    own, group, end = advance[where], parallel[where, SET], parallel[where, END].bool()
+    step, group, end = advance[where], parallel[where, SET], parallel[where, END].bool()
     # index members through all sets
     member = group * (parallel[:, MEMBER].max() + 1) + parallel[where, MEMBER]
     count, sets = int(member.max()) + 1, int(group.max()) + 1
-    length = own.new_zeros(count).index_add_(0, member, own)
-    total = own.new_zeros(sets).index_add_(0, group, own)
-    longest = own.new_zeros(sets).scatter_reduce(0, group, length[member], "amax")
+    length = step.new_zeros(count).index_add_(0, member, step)
+    total = step.new_zeros(sets).index_add_(0, group, step)
+    longest = step.new_zeros(sets).scatter_reduce(0, group, length[member], "amax")
     # blocks of a member are consecutive, so offsets are differences of cumulative sums
-    before = own.cumsum(0) - own
+    before = step.cumsum(0) - step
     index = torch.arange(len(where), device=where.device)
     first = index.new_full((count,), len(where)).scatter_reduce(0, member, index, "amin")
     offset = before - before[first[member]]
@@ -132,9 +132,9 @@ def apply_set_rules(visible: Tensor, same_sample: Tensor, q: Tensor, k: Tensor) 
         k: those of keys (4, b, m).
     """
     of_q, of_k = q[:, :, None, :, None], k[:, :, None, None, :]
-    same = (of_q[SET] >= 0) & (of_q[SET] == of_k[SET])
-    own = same & (of_q[MEMBER] == of_k[MEMBER])
-    visible = torch.where(of_q[RULE] == SELF, visible & own, visible)
-    visible = torch.where(of_q[RULE] == TARGET, visible & same, visible)
+    same_set = (of_q[SET] >= 0) & (of_q[SET] == of_k[SET])
+    same_member = same_set & (of_q[MEMBER] == of_k[MEMBER])
+    visible = torch.where(of_q[RULE] == SELF, visible & same_member, visible)
+    visible = torch.where(of_q[RULE] == TARGET, visible & same_set, visible)
     # members attend to each other in both directions
-    return visible | (same & ~own & same_sample & (of_q[RULE] == ALL) & (of_k[RULE] == ALL))
+    return visible | (same_set & ~same_member & same_sample & (of_q[RULE] == ALL) & (of_k[RULE] == ALL))

@@ -84,8 +84,8 @@ def blocks_from_ids(
 def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
     """Return the checked mask of tokens that end their segment (n); images end theirs implicitly."""
     if boundaries.dtype != torch.bool:
-        whole = not (boundaries.is_floating_point() or boundaries.is_complex())
-        if not whole or bool(((boundaries < 0) | (boundaries > 1)).any()):
+        is_integer = not (boundaries.is_floating_point() or boundaries.is_complex())
+        if not is_integer or bool(((boundaries < 0) | (boundaries > 1)).any()):
             raise InputError(
                 f"boundaries must be 1 where a token ends its segment and 0 elsewhere, got {boundaries.dtype} with "
                 f"{listed(distinct(boundaries))[:8]}."
@@ -109,8 +109,8 @@ def _beside(
     inside = member >= 0
     # a set starts with its first member, at a new sample, and where indices restart
     starts = inside.clone()
-    same = (sample[1:] == sample[:-1]) & (document[1:] == document[:-1]) & inside[:-1]
-    starts[1:] &= ~same | ((member[1:] == 0) & (member[:-1] != 0))
+    is_same_segment = (sample[1:] == sample[:-1]) & (document[1:] == document[:-1]) & inside[:-1]
+    starts[1:] &= ~is_same_segment | ((member[1:] == 0) & (member[:-1] != 0))
     number = torch.where(inside, starts.long().cumsum(0) - 1, -1)
     back = inside[1:] & (number[1:] == number[:-1]) & (member[1:] < member[:-1])
     if bool(back.any()):

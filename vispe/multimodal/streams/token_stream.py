@@ -117,8 +117,8 @@ class Stream:
             raise InputError(
                 f"Row {totals.index(max(totals))} has {counted(max(totals), 'token')}, more than length={length}."
             )
-        place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
-        mask = place >= longest - counts if padding == "left" else place < counts
+        block, counts = torch.arange(longest), torch.tensor(totals)[:, None]
+        mask = block >= longest - counts if padding == "left" else block < counts
         return Stream(blocks, mask, coupled)
 
     @staticmethod
@@ -186,10 +186,10 @@ class Stream:
     def block_mask(self) -> Tensor:
         """Return `attention_mask` without the masking of padding."""
         b = self.blocks
-        place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
+        block = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
         document = self.scatter(b.document[self.block], -1)
-        number = torch.arange(len(b.shared), device=place.device)
-        own = self.scatter(torch.where(b.shared, number, -1)[self.block], -1)
+        number = torch.arange(len(b.shared), device=block.device)
+        shared_block = self.scatter(torch.where(b.shared, number, -1)[self.block], -1)
 
         def q(x: Tensor) -> Tensor:
             return x[:, None, :, None]
@@ -198,7 +198,11 @@ class Stream:
             return x[:, None, None, :]
 
         same_sample = q(document) == k(document)
-        visible = (q(place) >= k(place)) & same_sample & ((k(own) < 0) | (q(own) == k(own)))
+        visible = (
+            (q(block) >= k(block))
+            & same_sample
+            & ((k(shared_block) < 0) | (q(shared_block) == k(shared_block)))
+        )
         if b.parallel is None:
             return visible
         beside = self.scatter(b.parallel[self.block].T, -1)

@@ -34,13 +34,13 @@ def clean(prob: np.ndarray, grey: np.ndarray, valid: np.ndarray) -> np.ndarray:
         return _sums(plane) / weight
 
     level = mean(guide)
-    spread = mean(guide * guide) - level * level + PENALTY
+    variance = mean(guide * guide) - level * level + PENALTY
     total = np.zeros(valid.shape)
     for k in range(len(prob)):
         plane = prob[k].astype(np.float64)
         average = mean(plane)
         # least-squares line of the window: slope a and offset b of the paper, equations 5 and 6
-        slope = (mean(guide * plane) - level * average) / spread
+        slope = (mean(guide * plane) - level * average) / variance
         offset = average - slope * level
         # average the lines of all windows that contain the pixel (equation 8)
         filtered = mean(np.where(valid, slope, 0)) * guide + mean(np.where(valid, offset, 0))

@@ -54,10 +54,10 @@ class Blend:
             largest = np.maximum(largest, prob[..., k])
         first = self._first[index]
         # pixels that an earlier tile has already set: overlap, and possibly disagreement
-        again = first > 0
-        self._twice[index] |= again
-        self._differ[index] |= again & (first != classes)
-        self._first[index] = np.where(again, first, classes)
+        is_set = first > 0
+        self._twice[index] |= is_set
+        self._differ[index] |= is_set & (first != classes)
+        self._first[index] = np.where(is_set, first, classes)
         # weighted sum; normalised by the sum of weights in `result`
         for k in range(prob.shape[-1]):
             self._sum[(k, *index)] += prob[..., k] * weight

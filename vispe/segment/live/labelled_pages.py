@@ -147,7 +147,7 @@ class LabelledPages:
 
     def labelled(self) -> dict[int, Pixels]:
         """Return the flat indices and classes of the labelled pixels of each page that has any, in page order."""
-        return {page: drawn for page, drawn in sorted(self._drawn.items()) if len(drawn[0])}
+        return {page: pixels for page, pixels in sorted(self._drawn.items()) if len(pixels[0])}
 
     def settings(self) -> tuple[object, ...]:
         """Return what the values of features depend on, and what changes when memory runs out."""

@@ -35,14 +35,14 @@ def boundaries(labels: np.ndarray, width: int = 1) -> np.ndarray:
         mark[:-1] |= both_classes & (values[:-1] > values[1:])
     if width > 1:
         # maximum over a square, separable: shifted maxima are faster than a SciPy filter
-        spread = np.where(low, labels, 0)
+        dilated = np.where(low, labels, 0)
         for axis in (0, 1):
-            near = spread.swapaxes(0, axis).copy()
-            far = spread.swapaxes(0, axis)
+            near = dilated.swapaxes(0, axis).copy()
+            far = dilated.swapaxes(0, axis)
             for step in range(1, min(width, len(near))):
                 np.maximum(far[step:], near[:-step], out=far[step:])
                 np.maximum(far[:-step], near[step:], out=far[:-step])
-        low = (spread == labels) & (labels > 0) & (spread > 0)
+        low = (dilated == labels) & (labels > 0) & (dilated > 0)
     return low
 
 
@@ -97,5 +97,5 @@ def blended(
         return out
 
     # bands bound the memory of large images
-    for number, drawn in enumerate(in_order(band, -(-height // rows), 2)):
-        yield number * rows * factor, drawn
+    for number, rows_of_band in enumerate(in_order(band, -(-height // rows), 2)):
+        yield number * rows * factor, rows_of_band

@@ -41,8 +41,8 @@ def train_objects(run: Batch, by: Segmenter) -> Segmenter:
         rows += [objects.rows[number - 1] for number in classes]
         labels += classes.values()
         run.watch.step(1)
-    drawn = {name for _, each in examples if isinstance(each, Labels) for name in each.names}
-    for name in sorted(drawn - set(labels)):
+    class_names = {name for _, each in examples if isinstance(each, Labels) for name in each.names}
+    for name in sorted(class_names - set(labels)):
         run.note(f"object class {name!r} has no labelled object and is omitted.")
     classifier = ObjectClassifier.fit(rows, labels, options, run.request.seed)
     for text in classifier.notes():

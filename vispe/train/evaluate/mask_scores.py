@@ -103,7 +103,7 @@ def score_masks(
         seed: seed of the scribbles; they differ between images, but not between sources.
         progress: called after every image with the completed fraction.
     """
-    own, corner, samples = ({name: [] for name in sources} for _ in range(3))
+    spread_scores, corner_losses, samples = ({name: [] for name in sources} for _ in range(3))
     labels_of_samples: list[np.ndarray] = []
     rounds = 2 if len(images) > 1 else 1
     for number, image in enumerate(images):
@@ -123,13 +123,13 @@ def score_masks(
             samples[name].append(sample_at_pixels(maps, spread > 0))
             best = _miou(f, maps, spread, scored, n_classes)
             losses = [best - _miou(f, maps, marks, scored, n_classes) for marks in corners]
-            own[name].append(best)
-            corner[name].append(finite_mean(np.array(losses)))
+            spread_scores[name].append(best)
+            corner_losses[name].append(finite_mean(np.array(losses)))
         progress((number + 1) / len(images) / rounds)
     others, pooled = {}, {}
     if len(images) > 1:
         others, pooled = _others(sources, images, truths, n_classes, samples, labels_of_samples, progress)
-    return MaskScores(_arrays(own), _arrays(corner), others, pooled, n_classes, budget)
+    return MaskScores(_arrays(spread_scores), _arrays(corner_losses), others, pooled, n_classes, budget)
 
 
 def finite_mean(values: np.ndarray) -> float:

@@ -106,10 +106,10 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     model = AutoModelForImageTextToText.from_pretrained(task.model, trust_remote_code=False, **options).eval()
     processes, state = Processes.training(task.device), Path(task.out) / "state.pt"
     model.to(processes.torch_device)
-    before = _scores(model, held_out, task)
+    scores_before = _scores(model, held_out, task)
     recipe = OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)})
     train_order_invariance(model, training, recipe, on_step, state=state, processes=processes)
-    results = {"before": before, "after": _scores(model, held_out, task)}
+    results = {"before": scores_before, "after": _scores(model, held_out, task)}
     values = {**results, "held_out": len(held_out), "learnt_from": len(training)}
     values["task"] = asdict(task) | absolute_paths(task.model, task.data)
     if processes.main:
@@ -168,11 +168,11 @@ def read_prompts(processor: Any, path: Path, item: str) -> list[Prompt]:
             raise InputError(
                 f"{path}: line {number}: keys must be {', '.join(_KEYS)}, got {', '.join(unknown)}."
             )
-        before, after, answer = (
+        prefix, suffix, answer = (
             processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts
         )
-        first, last = ([k] * (k is not None) for k in _ends(processor.tokenizer))
-        prompts.append(Prompt(images, _text([*answer, *last]), _text([*first, *before]), _text(after)))
+        bos, eos = ([k] * (k is not None) for k in _ends(processor.tokenizer))
+        prompts.append(Prompt(images, _text([*answer, *eos]), _text([*bos, *prefix]), _text(suffix)))
     return prompts
 
 

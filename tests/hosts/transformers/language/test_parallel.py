@@ -209,7 +209,7 @@ def test_a_prompt_in_chunks_is_rejected():
     needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="pine")
     sample, *_ = prepared("qwen2_vl")
-    with pytest.raises(InputError, match="prompt came in pieces"):
+    with pytest.raises(InputError, match="got a part of the prompt"):
         model.generate(**sample.inputs, max_new_tokens=2, prefill_chunk_size=9)
 
 

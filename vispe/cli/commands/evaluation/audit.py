@@ -69,8 +69,8 @@ def audit(
     processes = Processes.started()
     options = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
     subject = load_evaluated_model(model, pos_embed=pos_embed, weights=weights, **options)
-    drawn = {"noise": noise, "textures": textures, "seed": seed}
-    inputs, names, notes = load_images(subject, paths, **drawn)
+    image_options = {"noise": noise, "textures": textures, "seed": seed}
+    inputs, names, notes = load_images(subject, paths, **image_options)
     other = None
     if against is not None:
         size = {"img_size": img_size} if accepts_img_size(against) else {}
@@ -85,7 +85,7 @@ def audit(
     if other is not None:
         # the same images, as the other model normalises them
         hosts.append(as_audited_model(other))
-        inputs_of.append(load_images(other, paths, **drawn)[0])
+        inputs_of.append(load_images(other, paths, **image_options)[0])
     for k, (host, images_of_host) in enumerate(zip(hosts, inputs_of, strict=True)):
         # the state file exists until the report is written, so that an interrupted run can resume
         state = None if out is None else Path(out, f"audit-{k}.state")

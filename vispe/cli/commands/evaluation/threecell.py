@@ -44,9 +44,9 @@ def threecell(
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
     recipe = ThreeCellRecipe() if steps is None else ThreeCellRecipe(steps=steps)
     output = Output(out, ["three_cell.json", "three_cell.png", "report.html"], force=True)
-    file, *drawn = output.files or [None]
+    file, *figures = output.files or [None]
     # figures of earlier runs are replaced, files of something else are not
-    if not read_rows(file) and (foreign := [path for path in drawn if os.path.lexists(path)]):
+    if not read_rows(file) and (foreign := [path for path in figures if os.path.lexists(path)]):
         raise InputError(
             f"threecell: {foreign[0]} exists and is not of this benchmark. Choose another folder."
         )

@@ -118,8 +118,8 @@ class ShiftedGaussian(FieldEncoder):
         """Return the largest norm of all points at hand; of the whole grid when tokens have been dropped."""
         has_position = None if pos is None else pos.spatial
         if pos is not None and pos.grid is not None and pos.index is not None:
-            whole = pos.grid.positions(pos.coords.device)
-            features, has_position = self._bumps(self.place(whole)), whole.spatial
+            all_tokens = pos.grid.positions(pos.coords.device)
+            features, has_position = self._bumps(self.place(all_tokens)), all_tokens.spatial
         norms = features.square().sum(-1).sqrt()
         # prefix tokens must not determine the largest norm
         norms = norms if has_position is None else norms.masked_fill(~has_position, 0.0)

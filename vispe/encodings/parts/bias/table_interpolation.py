@@ -46,13 +46,13 @@ def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], m
     if same_grid(old, new):
         return values
     # for symbolic sizes, equality of the grids is decided at run time
-    same = None if all(map(fixed_size, new)) else all_equal(old, new, values.device)
+    is_unchanged = None if all(map(fixed_size, new)) else all_equal(old, new, values.device)
     for axis, (o, n) in enumerate(zip(old, new, strict=True), 1):
         weights = (_geometric if method == "geometric" else _bicubic)(o, n, values)
-        if same is not None:
+        if is_unchanged is not None:
             rows = torch.arange(2 * n - 1, device=values.device)[:, None]
             unit = rows == torch.arange(2 * o - 1, device=values.device)
-            weights = torch.where(same, unit.to(weights.dtype), weights)
+            weights = torch.where(is_unchanged, unit.to(weights.dtype), weights)
         values = last_axis_to(exact_product(values.movedim(axis, -1), weights.t()), axis)
     return values
 

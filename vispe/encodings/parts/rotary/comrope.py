@@ -84,9 +84,9 @@ class ComRoPE(SkewRotary):
                 # entries above the diagonal
                 size = self.width * (self.width - 1) // 2
                 upper = torch.randn(*self.rate.shape[:2], size, device=self.rate.device)
-                drawn = skew_matrix(upper * self.init_std * 2**0.5, self.width)
+                skew = skew_matrix(upper * self.init_std * 2**0.5, self.width)
                 # eigenvalues of i S are +- rates in ascending order: the last s // 2 are the rates
-                self.rate.copy_(eigh(1j * drawn)[0][..., -self.rate.shape[-1] :])
+                self.rate.copy_(eigh(1j * skew)[0][..., -self.rate.shape[-1] :])
 
     def frequencies(self, like: Tensor) -> Tensor:
         """Return the geometric frequencies (blocks, planes): `init_std` times powers of `base`, per axis."""

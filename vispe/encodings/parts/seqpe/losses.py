@@ -137,7 +137,7 @@ def contrastive_positions(
         )
     pivot = torch.randint(side, (pivots, axes), generator=generator)
     origin = pivot.new_zeros(pivots, axes)
-    spread = _others(pivot, origin, side, candidates, generator)
+    uniform_candidates = _others(pivot, origin, side, candidates, generator)
     low, high = (pivot - window + 1).clamp(min=0), pivot.clamp(max=side - window)
     fraction = torch.rand(pivots, axes, generator=generator)
     corner = low + (fraction * (high - low + 1)).long().clamp(max=high - low)
@@ -145,11 +145,11 @@ def contrastive_positions(
     kind = torch.rand(pivots, generator=generator)[:, None, None]
     # for the rest, a fifth of the candidates are edited pivots, unless nearer than the nearest random candidate
     hard = _edited(pivot, candidates, max_digits, base, generator)
-    reach = (spread - pivot[:, None]).square().sum(-1).amin(1)
+    reach = (uniform_candidates - pivot[:, None]).square().sum(-1).amin(1)
     hard_distance = (hard - pivot[:, None]).square().sum(-1)
     chosen = torch.rand(pivots, candidates, generator=generator).argsort(1) < round(0.2 * candidates)
-    mixed = torch.where((chosen & (hard_distance >= reach[:, None]))[..., None], hard, spread)
-    positions = torch.where(kind < 0.5, spread, torch.where(kind < 0.8, mixed, local))
+    mixed = torch.where((chosen & (hard_distance >= reach[:, None]))[..., None], hard, uniform_candidates)
+    positions = torch.where(kind < 0.5, uniform_candidates, torch.where(kind < 0.8, mixed, local))
     return pivot, positions, nearest(pivot, positions)
 
 

@@ -104,9 +104,9 @@ class DigitEncoding(Encoding):
                 attrs["seqpe_shift"] = (uniform[1:] * (room + 1)).long() * (uniform[0] < self.shift)
             if self.dropout and "seqpe_dropout" not in attrs:
                 size = (pos.grid.patches, self.encoder.length, self.width)
-                drawn = torch.rand(self.layers, 2, *size, generator=generator, device=device)
+                noise = torch.rand(self.layers, 2, *size, generator=generator, device=device)
                 # inverted dropout: factors 0 or 1 / (1 - p)
-                attrs["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
+                attrs["seqpe_dropout"] = (noise >= self.dropout) / (1 - self.dropout)
         return pos.replace(attrs={**pos.attrs, **attrs, "seqpe_drawn": True}) if attrs else pos
 
     def vectors(self, pos: Positions, again: bool = False) -> Tensor:

@@ -166,11 +166,11 @@ class SeqPE(DigitEncoding, Rotary, Biased):
                 f"seqpe has projections for {counted(len(self.pe_qk), 'block')}, got a call for block {layer}."
             )
         module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
-        again = False
+        same_pass = False
         if not torch.compiler.is_compiling():
             # layers call in order, a lower number is a new forward pass; replicas of DataParallel begin with -1
-            again, self._last = layer > self._last >= 0, layer
-        projected = cast("PreciseLinear", module)(self.vectors(pos, again))
+            same_pass, self._last = layer > self._last >= 0, layer
+        projected = cast("PreciseLinear", module)(self.vectors(pos, same_pass))
         heads = self.num_heads if self.multi_head else 1
         # (b or 1, n, 2 h d_h) -> (2, b or 1, h, n, d_h), with h = 1 for shared heads
         pair = projected.reshape(*projected.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)

@@ -110,8 +110,8 @@ class RopeSphere(Rotary):
             blocks = self.freqs.shape[1]
             self.freqs.copy_(inverse_frequencies(2 * blocks, self.temperature)[:, None])
             if self.order != "euler":
-                drawn = torch.randn(*self.freqs.shape[:2], 3, 3, device=self.directions.device)
-                frames = cast("tuple[Tensor, Tensor]", torch.linalg.qr(drawn))[0]  # pyright: ignore[reportUnknownMemberType]
+                gaussian = torch.randn(*self.freqs.shape[:2], 3, 3, device=self.directions.device)
+                frames = cast("tuple[Tensor, Tensor]", torch.linalg.qr(gaussian))[0]  # pyright: ignore[reportUnknownMemberType]
                 self.directions.copy_(frames[..., : self.axes, :])
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:

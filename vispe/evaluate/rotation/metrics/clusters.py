@@ -85,8 +85,12 @@ def cluster_consistency(
             applied = [back(m.predict(one)) for m, one in zip(models, tokens, strict=True)]
             yield (g, FITTED_ONCE), still, applied
             if refit:
-                again = [back(_fit(one, clusters, seed).labels_) for one in tokens]
-                yield (g, REFITTED), still, [_matched(*ab, clusters) for ab in zip(again, still, strict=True)]
+                refitted = [back(_fit(one, clusters, seed).labels_) for one in tokens]
+                yield (
+                    (g, REFITTED),
+                    still,
+                    [_matched(*ab, clusters) for ab in zip(refitted, still, strict=True)],
+                )
 
     values = compared(images, pairs, agreement(clusters), batch_size)
     rows = [pose_rows(values, poses, m, part) for part in PARTS[: 1 + refit] for m in agreement(clusters)]

@@ -56,10 +56,10 @@ def control_rows(
     if not isinstance(f, VisionModel):
         return rows, ("There is no control of random weights, which needs a model.",)
     net, unchanged = reinitialized_copy(f.model, seed) if twin is None else twin
-    same = VisionModel(net, layer=f.layer, norm=f.norm)
-    rows += relabelled(equivariance(same, images, controls=False, **options), RANDOM, control=True)
-    if same.permutable:
-        moved = position_equivariance(same, images, **options)
+    random_model = VisionModel(net, layer=f.layer, norm=f.norm)
+    rows += relabelled(equivariance(random_model, images, controls=False, **options), RANDOM, control=True)
+    if random_model.permutable:
+        moved = position_equivariance(random_model, images, **options)
         rows += relabelled(moved, f"{RANDOM}, {POSITION_CODE}", control=True)
     notes = (f"The control of random weights keeps {', '.join(unchanged)}.",) if unchanged else ()
     return rows, notes

@@ -75,9 +75,9 @@ def layer_curve(
             yield from (((k, g), a, g.undo(b)) for k, (a, b) in enumerate(zip(still, moved, strict=True)))
         for n in range(len(batch) if probe else 0):
             rng = np.random.default_rng([seed, first + len(scores[0])])
-            drawn = [_mask(tuple(still[0].shape[-2:]), rng) for _ in range(masks)]
+            masks_drawn = [_mask(tuple(still[0].shape[-2:]), rng) for _ in range(masks)]
             for k in range(f.depth):
-                scores[k].append(_r2(still[k][n], drawn))
+                scores[k].append(_r2(still[k][n], masks_drawn))
 
     values = compared(images, pairs, {"error": error}, batch_size)
     rows = []
@@ -131,9 +131,9 @@ def position_r2(
     for batch in batches(images, batch_size):
         for one in features_of(f, batch):
             rng = np.random.default_rng([seed, first + len(r2)])
-            drawn = [_mask(tuple(one.shape[-2:]), rng) for _ in range(masks)]
-            r2.append(_r2(one, drawn))
-            control.append(_r2(shuffled(one, rng), drawn))
+            masks_drawn = [_mask(tuple(one.shape[-2:]), rng) for _ in range(masks)]
+            r2.append(_r2(one, masks_drawn))
+            control.append(_r2(shuffled(one, rng), masks_drawn))
     return (
         Measurement.of(Key(UNMOVED, "r2"), r2),
         Measurement.of(Key(SHUFFLED_POSITIONS, "r2"), control, control=True),

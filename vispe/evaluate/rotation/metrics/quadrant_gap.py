@@ -74,8 +74,10 @@ def quadrant_gap(
         truth = without_borders(truth_of_image(truths, number, batch), border)
         rngs = (np.random.default_rng([seed, first + number, k]) for k in range(5))
         areas = [*quadrants(truth.shape), np.ones(truth.shape, bool)]
-        drawn = [scribbles(truth, area, budget, rng) for area, rng in zip(areas, rngs, strict=True)]
-        scores.append([_scores(train, batch[0], truth, marks, n_classes) for marks in drawn])
+        scribbles_per_area = [
+            scribbles(truth, area, budget, rng) for area, rng in zip(areas, rngs, strict=True)
+        ]
+        scores.append([_scores(train, batch[0], truth, marks, n_classes) for marks in scribbles_per_area])
     every = np.array(scores)
     return _rows(every[:, :4], every[:, 4])
 
@@ -135,10 +137,10 @@ def _scores(
 
 def _rows(corner: np.ndarray, spread: np.ndarray) -> tuple[Measurement, ...]:
     """Return records from mIoU (n, annotated quadrant, evaluated quadrant) and, for spread scribbles, (n, quadrant)."""
-    own = np.diagonal(corner, axis1=1, axis2=2)
-    others = (corner.sum(2) - own) / 3
+    same_quadrant = np.diagonal(corner, axis1=1, axis2=2)
+    others = (corner.sum(2) - same_quadrant) / 3
     even = (spread.sum(1, keepdims=True) - spread) / 3 - spread
-    gap = others - own
+    gap = others - same_quadrant
     rows = [Measurement.of(Key(FOUR_CORNERS, "quadrant_gap"), _mean_known(gap))]
     rows += [Measurement.of(Key(name, "quadrant_gap"), gap[:, k]) for k, name in enumerate(QUADRANTS)]
     rows += [
@@ -147,7 +149,9 @@ def _rows(corner: np.ndarray, spread: np.ndarray) -> tuple[Measurement, ...]:
     ]
     return (
         *rows,
-        Measurement.of(Key(FOUR_CORNERS, "accuracy", "quadrant of the scribbles"), _mean_known(own)),
+        Measurement.of(
+            Key(FOUR_CORNERS, "accuracy", "quadrant of the scribbles"), _mean_known(same_quadrant)
+        ),
         Measurement.of(Key(FOUR_CORNERS, "accuracy", "other quadrants"), _mean_known(others)),
         Measurement.of(Key(SPREAD, "accuracy", SPREAD), spread.mean(1), control=True),
     )

@@ -75,8 +75,8 @@ def consistency(
     values = compared(images, pairs, agreement(n_classes))
     rows: list[Measurement] = []
     for m in agreement(n_classes):
-        again = Measurement.of(Key(IDENTICAL, m, part), values[(IDENTITY, part), m], control=True)
-        rows += [*pose_rows(values, poses, m, part), again]
+        identity_record = Measurement.of(Key(IDENTICAL, m, part), values[(IDENTITY, part), m], control=True)
+        rows += [*pose_rows(values, poses, m, part), identity_record]
     return tuple(rows)
 
 
@@ -137,13 +137,13 @@ def angle_consistency(
     def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
         disc = canvas.pixels().numpy()
-        whole = labels_of(s, canvas.pose(batch, 0)[0])
-        still = [np.where(disc, whole, 0)]
+        unrotated = labels_of(s, canvas.pose(batch, 0)[0])
+        still = [np.where(disc, unrotated, 0)]
         for angle in angles:
             back = rotated_labels(labels_of(s, canvas.pose(batch, angle)[0]), -angle)
-            trip = whole if angle % 90 == 0 else labels_of(s, canvas.round_trip(batch, angle)[0])
+            trip = unrotated if angle % 90 == 0 else labels_of(s, canvas.round_trip(batch, angle)[0])
             yield (angle, ""), still, [back]
-            yield (angle, "labels turned"), still, [resampled_labels(whole, angle)]
+            yield (angle, "labels turned"), still, [resampled_labels(unrotated, angle)]
             yield (angle, "round trip"), still, [trip]
 
     scores = agreement(n_classes)
@@ -197,21 +197,21 @@ def phase_consistency(
     """
     every = np.arange(1, patch_size**2)
     rng = np.random.default_rng(seed)
-    drawn = (
+    sampled_phases = (
         every if phases is None or phases >= len(every) else np.sort(rng.choice(every, phases, replace=False))
     )
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
         still = [labels_of(s, batch[0])]
-        for phase in drawn:
+        for phase in sampled_phases:
             dy, dx = divmod(int(phase), patch_size)
             moved = labels_of(s, torch.roll(batch[0], (dy, dx), (-2, -1)))
             yield phase, still, [np.roll(moved, (-dy, -dx), (0, 1))]
 
     scores = agreement(n_classes)
     values = compared(images, pairs, scores)
-    kind = ALL_PHASES if len(drawn) == len(every) else RANDOM_PHASES
-    means = {m: sum(values[p, m] for p in drawn) / len(drawn) for m in scores}
+    kind = ALL_PHASES if len(sampled_phases) == len(every) else RANDOM_PHASES
+    means = {m: sum(values[p, m] for p in sampled_phases) / len(sampled_phases) for m in scores}
     return tuple(Measurement.of(Key(kind, m, part), v) for m, v in means.items())
 
 
@@ -229,11 +229,13 @@ def segmentation(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Fo
             if training:
                 continue
             canvas = canvas_of(step, step.whole[n], plan)
-            own = canvas and segmenter_for(measured, plan, step, n, (IDENTITY,), canvas)
+            canvas_segmenter = canvas and segmenter_for(measured, plan, step, n, (IDENTITY,), canvas)
             rows = None
-            if own is not None:
+            if canvas_segmenter is not None:
                 options = at_angles(plan, canvas)
-                rows = angle_consistency(own, step.whole[n : n + 1], k, margin=plan.step, **options)
+                rows = angle_consistency(
+                    canvas_segmenter, step.whole[n : n + 1], k, margin=plan.step, **options
+                )
             angled.append((1, rows))
             rows = None
             if s is not None and plan.step > 1:

@@ -33,8 +33,10 @@ def default_shifts(patch_size: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
     ((2, 0), (0, 2), (2, 2), (6, 6), (1, 1))
     """
     far = (grid[0] // 2 * patch_size, grid[1] // 2 * patch_size)
-    whole = [(patch_size, 0), (0, patch_size), (patch_size, patch_size), far]
-    return tuple(dict.fromkeys([s for s in whole if s != (0, 0)] + [(d, d) for d in range(1, patch_size)]))
+    by_patches = [(patch_size, 0), (0, patch_size), (patch_size, patch_size), far]
+    return tuple(
+        dict.fromkeys([s for s in by_patches if s != (0, 0)] + [(d, d) for d in range(1, patch_size)])
+    )
 
 
 def tokens_of(pixels: int, patch_size: int) -> int:
@@ -43,8 +45,8 @@ def tokens_of(pixels: int, patch_size: int) -> int:
     >>> [tokens_of(d, 4) for d in (2, 3, 5, -7)]
     [0, 1, 1, -2]
     """
-    whole, rest = divmod(abs(pixels), patch_size)
-    return (whole + (2 * rest > patch_size)) * (1 if pixels >= 0 else -1)
+    tokens, rest = divmod(abs(pixels), patch_size)
+    return (tokens + (2 * rest > patch_size)) * (1 if pixels >= 0 else -1)
 
 
 def roll_equivariance(

@@ -97,9 +97,11 @@ def parallel_mask(token_attributes: Tensor, queries: int) -> Tensor:
     index = torch.arange(m, device=token_attributes.device)
     q, k = token_attributes[:, :, m - queries :], token_attributes
     # valid keys of the same packed sample, (b, 1, queries, m)
-    same = (q[DOCUMENT][:, None, :, None] == k[DOCUMENT][:, None, None]) & (k[VALID] > 0)[:, None, None]
-    causal = same & (index[m - queries :, None] >= index)
-    return apply_set_rules(causal, same, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
+    same_sample = (q[DOCUMENT][:, None, :, None] == k[DOCUMENT][:, None, None]) & (k[VALID] > 0)[
+        :, None, None
+    ]
+    causal = same_sample & (index[m - queries :, None] >= index)
+    return apply_set_rules(causal, same_sample, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
 
 
 def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
@@ -110,10 +112,10 @@ def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
         table: attributes of the full prompt (b, rows, s).
     """
     every = torch.where(table[:, VALID] > 0, table[:, SET], -1.0)  # short rows of the table are padded
-    here = token_attributes[SET]
-    for number in here[here >= 0].unique():
-        if int((here == number).sum()) != int((every == number).sum()):
+    set_of_token = token_attributes[SET]
+    for number in set_of_token[set_of_token >= 0].unique():
+        if int((set_of_token == number).sum()) != int((every == number).sum()):
             raise InputError(
-                "parallel='pine' needs all images of a set in one call, but the prompt came in pieces; leave "
-                "prefill_chunk_size out."
+                "parallel='pine' needs all images of a set in one call, got a part of the prompt. Omit "
+                "prefill_chunk_size."
             )

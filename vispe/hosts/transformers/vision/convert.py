@@ -142,8 +142,8 @@ def describe_vision(model: nn.Module) -> str:
     family = family_of(tower)
     example = "alibi3d" if family is not None and family.kind in VIDEO_KINDS else "alibi2d"
     text = f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, {example!r}) adds one."
-    own = None if family is None else rope_spec(tower)
-    return text if own is None else f"{text} Its own rotary embedding equals {own!r}."
+    stock_rope = None if family is None else rope_spec(tower)
+    return text if stock_rope is None else f"{text} Its own rotary embedding equals {stock_rope!r}."
 
 
 def _check_contracts(tower: nn.Module) -> None:

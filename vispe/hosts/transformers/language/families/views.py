@@ -24,7 +24,7 @@ def _views(patch_of: Callable[[Any], int], blocks_of: _BlocksOfImage) -> Callabl
         if pixels is None:
             return ImageBlocks(call.types, [])
         patch = patch_of(call.config.vision_config)
-        whole, view = (_downsampled(p, patch) for p in (pixels, pixels if local is None else local))
+        full_size, local_size = (_downsampled(p, patch) for p in (pixels, pixels if local is None else local))
         numbers = [0] * len(pixels) if counts is None else [int(n) for n in counts]
         if len(numbers) != len(pixels):
             raise InputError(
@@ -33,7 +33,7 @@ def _views(patch_of: Callable[[Any], int], blocks_of: _BlocksOfImage) -> Callabl
             )
         images: list[Image] = []
         for index, number in enumerate(numbers):
-            images += blocks_of(whole, view, number, None if grids is None else grids[index])
+            images += blocks_of(full_size, local_size, number, None if grids is None else grids[index])
         return ImageBlocks(call.types, images)
 
     return blocks

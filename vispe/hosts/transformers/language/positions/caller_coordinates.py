@@ -53,22 +53,24 @@ def check_layout(
     moved = position_ids.movedim(1, 0)
     if not readable(position_ids) or (shape[0] == shape[1] and torch.equal(position_ids, moved)):
         return
-    own, direct = split_ids(position_ids, scheme.axes, (rows, length))
+    direct_index, direct = split_ids(position_ids, scheme.axes, (rows, length))
     try:
-        other, across = split_ids(moved, scheme.axes, (rows, length))
+        transposed_index, transposed = split_ids(moved, scheme.axes, (rows, length))
     except InputError:  # transposed, the ordinary ids would have fractions
         return
-    own, other = (token_index if x is None else x for x in (own, other))
-    if (scheme_ids := expected(own)) is not None and same_ids(direct, scheme_ids, valid):  # type: ignore[arg-type]
+    direct_index, transposed_index = (
+        token_index if x is None else x for x in (direct_index, transposed_index)
+    )
+    if (scheme_ids := expected(direct_index)) is not None and same_ids(direct, scheme_ids, valid):  # type: ignore[arg-type]
         return
-    scheme_ids = expected(other)
-    wrong = scheme_ids is not None and same_ids(across, scheme_ids, valid)  # type: ignore[arg-type]
+    scheme_ids = expected(transposed_index)
+    wrong = scheme_ids is not None and same_ids(transposed, scheme_ids, valid)  # type: ignore[arg-type]
     if not wrong:
         of_text = text()
-        likely = of_text is not None or _numbered(scheme, across, valid)  # type: ignore[arg-type]
+        likely = of_text is not None or _numbered(scheme, transposed, valid)  # type: ignore[arg-type]
         of_text = valid if of_text is None else of_text & valid
-        wrong = likely and _as_text(scheme, across, of_text) and not _as_text(scheme, direct, of_text)  # type: ignore[arg-type]
-        wrong |= _counts(other, valid) and not _counts(own, valid)
+        wrong = likely and _as_text(scheme, transposed, of_text) and not _as_text(scheme, direct, of_text)  # type: ignore[arg-type]
+        wrong |= _counts(transposed_index, valid) and not _counts(direct_index, valid)
     if wrong:
         raise ShapeError(
             f"position_ids has the shape {shape} for {counted(rows, 'sequence')} of {counted(length, 'token')} and "

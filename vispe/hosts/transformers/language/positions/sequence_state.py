@@ -113,8 +113,8 @@ class SequenceState:
         times = cached // rows
         if times * rows == cached:
             first = self.select(torch.arange(0, cached, times))
-            again = first.repeat(times)
-            if torch.equal(again.offset, self.offset) and torch.equal(again.padding, self.padding):
+            repeated = first.repeat(times)
+            if torch.equal(repeated.offset, self.offset) and torch.equal(repeated.padding, self.padding):
                 return first
         raise InputError(
             f"The cache must have one row for each of {counted(rows, 'sequence')}, or equal repetitions of it for "
