@@ -1,7 +1,7 @@
-"""Few trees and folds for tests whose subject is not the classifier: fitting trees takes most of a run.
+"""Few trees and folds for tests that do not test the classifier: fitting trees takes most of a run.
 
-The kind of classifier stays the one that users get, and so does every line that runs. Tests that are marked slow, and
-those that use the fixture `default_trees`, fit the default number of trees and of folds.
+The classifier is the default one, and the same code runs. Tests that are marked slow, and those that use the fixture
+`default_trees`, fit the default number of trees and of folds.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ import pytest
 from vispe.segment.classify import calibration
 from vispe.segment.classify.estimators.trees import TREES, Trees
 
-SHARE = 4  # 8 of 32 trees
-LEAST = 3  # trees of a fold of the cross-validation
+DIVISOR = 4  # 8 of 32 trees
+MIN_TREES = 3  # trees of a fold of the cross-validation
 FEW_FOLDS = 2
 FOLDS = calibration.FOLDS
 ORIGINAL = vars(Trees)["fit"]
@@ -23,8 +23,8 @@ ORIGINAL = vars(Trees)["fit"]
 def fit_few(
     cls: type[Trees], features: np.ndarray, classes: np.ndarray, seed: int, count: int = TREES
 ) -> Any:
-    """Fit a part of the trees."""
-    return ORIGINAL.__func__(cls, features, classes, seed, min(count, max(count // SHARE, LEAST)))
+    """Fit a fraction of the trees."""
+    return ORIGINAL.__func__(cls, features, classes, seed, min(count, max(count // DIVISOR, MIN_TREES)))
 
 
 @pytest.fixture(scope="module", autouse=True)

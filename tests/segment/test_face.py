@@ -1,4 +1,4 @@
-"""What `from vispe.segment import ...` gives."""
+"""Public names of `vispe.segment`."""
 
 import subprocess
 import sys
@@ -10,13 +10,13 @@ from tests.cases import cases
 
 
 @cases("name", vispe.segment.__all__)
-def test_names_of_the_face(name):
+def test_public_names_can_be_imported(name):
     assert getattr(vispe.segment, name).__name__ == name
     assert name in dir(vispe.segment)
 
 
 @pytest.mark.slow  # in the fast suite with a test of tests/cli/test_main.py
-def test_importing_the_face_is_light():
+def test_import_loads_no_heavy_packages():
     code = "import sys, vispe.segment; print([m for m in ('scipy', 'sklearn', 'skimage', 'zarr') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

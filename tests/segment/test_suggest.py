@@ -62,9 +62,9 @@ def test_suggestions_are_distant_and_have_a_reason():
             )
         else:
             assert position.reason == f"between {position.classes[0]} and {position.classes[1]}"
-    for i, feature in enumerate(positions):
+    for i, first in enumerate(positions):
         for second in positions[:i]:
-            assert np.hypot(feature.x - second.x, feature.y - second.y) >= 4 * radius
+            assert np.hypot(first.x - second.x, first.y - second.y) >= 4 * radius
 
 
 def test_suggestions_include_unlabelled_regions():

@@ -1,4 +1,4 @@
-"""The classifier is the subject here: all trees and folds."""
+"""Tests of classifiers: default number of trees and folds."""
 
 import pytest
 

@@ -22,15 +22,15 @@ FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
 
 
 def blobs(count=3, each=150, seed=0):
-    """Make groups of features -> (n, 4) float32, (n,) groups from 0."""
+    """Make clusters of features -> features (n, 4) float32, cluster indices (n,) from 0."""
     rng = np.random.default_rng(seed)
     centres = 6 * rng.permutation(np.eye(4)[:count] + np.arange(count)[:, None] * 0.1)
-    of = np.repeat(np.arange(count), each)
-    return (centres[of] + rng.normal(0, 0.4, (len(of), 4))).astype(np.float32), of
+    cluster_ids = np.repeat(np.arange(count), each)
+    return (centres[cluster_ids] + rng.normal(0, 0.4, (len(cluster_ids), 4))).astype(np.float32), cluster_ids
 
 
 def scene(seed=0, shape=(30, 41), levels=(60, 130, 200)):
-    """Make three phases in noise -> (h, w) uint8 and the phase from 0."""
+    """Make a noisy image of three phases -> image (h, w) uint8, phases (h, w) from 0."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[: shape[0], : shape[1]]
     phase = np.zeros(shape, int)
@@ -51,44 +51,44 @@ def model_of(classifier):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_automatic_number_of_clusters_gives_the_result_of_that_number(method, count):
-    features, of = blobs(count)
-    grey = np.array([0.7, 0.1, 0.4, 0.9])[of]
-    chosen = PixelClusters("auto", method).fit(features, grey)
-    assert chosen.n_classes == count
-    assert list(chosen.choice.silhouette) == list(range(2, 9))
-    assert max(chosen.choice.silhouette.values()) == chosen.choice.silhouette[count]
+def test_automatic_number_of_clusters_equals_the_requested_number(method, count):
+    features, cluster_ids = blobs(count)
+    grey = np.array([0.7, 0.1, 0.4, 0.9])[cluster_ids]
+    automatic = PixelClusters("auto", method).fit(features, grey)
+    assert automatic.n_classes == count
+    assert list(automatic.choice.silhouette) == list(range(2, 9))
+    assert max(automatic.choice.silhouette.values()) == automatic.choice.silhouette[count]
     requested = PixelClusters(count, method).fit(features, grey)
-    np.testing.assert_array_equal(chosen.probabilities(features), requested.probabilities(features))
+    np.testing.assert_array_equal(automatic.probabilities(features), requested.probabilities(features))
     for name, value in requested.tensors().items():
-        np.testing.assert_array_equal(chosen.tensors()[name], value)
+        np.testing.assert_array_equal(automatic.tensors()[name], value)
     peaks = np.sort(np.unique(grey))
-    facts = chosen.facts()
-    assert facts["silhouette"] == {str(k): v for k, v in chosen.choice.silhouette.items()}
+    facts = automatic.facts()
+    assert facts["silhouette"] == {str(k): v for k, v in automatic.choice.silhouette.items()}
     np.testing.assert_allclose(facts["grey_peaks"], peaks, atol=0.01)
-    scores = f"(2: {chosen.choice.silhouette[2]:.3f}, 3: "
+    scores = f"(2: {automatic.choice.silhouette[2]:.3f}, 3: "
     if count == 2:
         assert facts["chosen_by"] == "silhouette"
-        assert chosen.note().startswith(f"K = 2 chosen: it has the largest silhouette {scores}")
-        assert "; grey levels have 2 peaks; use cluster=K for another number." in chosen.note()
+        assert automatic.note().startswith(f"K = 2 chosen: it has the largest silhouette {scores}")
+        assert "; grey levels have 2 peaks; use cluster=K for another number." in automatic.note()
     else:
         assert facts["chosen_by"] == "grey peaks"
         start = f"K = {count} chosen: grey levels have {count} peaks; the silhouette is largest for {count} {scores}"
-        assert chosen.note().startswith(start)
+        assert automatic.note().startswith(start)
     assert requested.facts() == {}
     assert requested.note() is None
 
 
-def test_the_silhouette_is_measured_on_a_sample_and_clusters_are_fitted_to_all(monkeypatch):
+def test_silhouette_uses_a_sample_and_clusters_use_all_pixels(monkeypatch):
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
     from sklearn.preprocessing import StandardScaler
 
     monkeypatch.setattr(clustering, "SCORED", 90)
-    features, of = blobs(3)
-    actual = PixelClusters("auto", seed=4).fit(features, of)
-    part = features[np.random.default_rng(4).permutation(len(features))[:90]]
-    points = StandardScaler().fit_transform(part)
+    features, cluster_ids = blobs(3)
+    actual = PixelClusters("auto", seed=4).fit(features, cluster_ids)
+    sample = features[np.random.default_rng(4).permutation(len(features))[:90]]
+    points = StandardScaler().fit_transform(sample)
     for k in (2, 3, 5):
         expected = KMeans(k, n_init=10, random_state=4).fit_predict(points)
         assert actual.choice.silhouette[k] == pytest.approx(silhouette_score(points, expected), abs=1e-6)
@@ -97,7 +97,7 @@ def test_the_silhouette_is_measured_on_a_sample_and_clusters_are_fitted_to_all(m
 
 @cases("method", METHODS)
 @cases("different", [2, 3])
-def test_few_different_pixels_leave_few_numbers_to_try(method, different):
+def test_cluster_counts_are_limited_by_distinct_pixels(method, different):
     features = np.repeat(np.eye(different, dtype=np.float32), 9, 0)
     actual = PixelClusters("auto", method).fit(features, features[:, 0])
     assert list(actual.choice.silhouette) == list(range(2, different + 1))
@@ -106,7 +106,7 @@ def test_few_different_pixels_leave_few_numbers_to_try(method, different):
         PixelClusters("auto", method).fit(features[:9], features[:9, 0])
 
 
-def test_wrong_requests():
+def test_invalid_arguments_raise():
     with pytest.raises(OptionError, match=r"method must be one of .* got 'kmeens'\. Did you mean 'kmeans'"):
         PixelClusters(2, "kmeens")
     for value in (1, 256, "three"):
@@ -116,7 +116,7 @@ def test_wrong_requests():
         PixelClusters(2).probabilities(np.zeros((1, 2), np.float32))
 
 
-def test_the_missing_package_is_named(monkeypatch):
+def test_missing_scikit_learn_raises(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"segmentation needs the package 'sklearn'.*vispe\[cli\]"):
         PixelClusters(2)
@@ -126,28 +126,30 @@ def test_the_missing_package_is_named(monkeypatch):
 
 
 @cases("method", METHODS)
-def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
-    features, of = blobs(3)
-    grey = np.array([0.9, 0.1, 0.5])[of]
+def test_clusters_are_ordered_by_brightness_for_any_seed(method):
+    features, cluster_ids = blobs(3)
+    grey = np.array([0.9, 0.1, 0.5])[cluster_ids]
     for seed in range(3):
         prob = PixelClusters(3, method, seed=seed).fit(features, grey).probabilities(features)
         assert prob.dtype == np.float32
         np.testing.assert_allclose(prob.sum(1), 1, atol=1e-5)
-        np.testing.assert_array_equal(prob.argmax(1), np.array([2, 0, 1])[of])
+        np.testing.assert_array_equal(prob.argmax(1), np.array([2, 0, 1])[cluster_ids])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
-    features, of = blobs(3)
+def test_saved_cluster_models_predict_equally(method, tmp_path):
+    features, cluster_ids = blobs(3)
     paths = [
-        save_model(tmp_path / f"{i}.vispe", model_of(PixelClusters("auto", method).fit(features, of)))
+        save_model(
+            tmp_path / f"{i}.vispe", model_of(PixelClusters("auto", method).fit(features, cluster_ids))
+        )
         for i in range(2)
     ]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     loaded = load_model(paths[0]).classifier
     new, _ = blobs(3, seed=7)
-    expected = PixelClusters("auto", method).fit(features, of).probabilities(new)
+    expected = PixelClusters("auto", method).fit(features, cluster_ids).probabilities(new)
     np.testing.assert_array_equal(loaded.probabilities(new), expected)
     assert (loaded.kind, loaded.n_classes) == (method, 3)
     with zipfile.ZipFile(paths[0]) as archive:
@@ -155,7 +157,7 @@ def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
         assert json.loads(archive.read("card.json"))["classifier"] == method
 
 
-# --- the whole way ---
+# --- end to end ---
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("method", slow_except(METHODS, METHODS[:1]))
-def test_one_model_for_many_images_and_for_new_ones(folder, method):
+def test_one_model_segments_all_images_and_new_images(folder, method):
     report = segment(
         [folder / "a.png", folder / "b.png"],
         folder / "out",
@@ -178,7 +180,7 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
     training = report.run["training"]
     count = load_model(folder / "out" / MODEL_NAME).classifier.n_classes
     assert set(training["silhouette"]) == {str(k) for k in range(2, 9)}
-    # three phases, which the silhouette of these features does not find
+    # three phases, which the silhouette of these features misses
     assert (count, len(training["grey_peaks"]), training["chosen_by"]) == (3, 3, "grey peaks")
     with Image.open(folder / "out" / "clusters.png") as chart:
         assert chart.size == (800, 300)
@@ -193,8 +195,8 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_path, method):
-    pages, phases = (np.stack(part) for part in zip(*(scene(seed) for seed in range(3)), strict=True))
+def test_clusters_are_consistent_across_pages_and_ordered(tmp_path, method):
+    pages, phases = (np.stack(arrays) for arrays in zip(*(scene(seed) for seed in range(3)), strict=True))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
     segment(
         [tmp_path / "s.tif"],
@@ -215,7 +217,7 @@ def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_
     assert actual[0][0] < actual[0][1] == 4
 
 
-def test_options_that_would_have_no_effect_are_refused(folder):
+def test_options_without_effect_raise(folder):
     with pytest.raises(OptionError, match=r"cluster_method='spectral' has no effect on labels"):
         segment([folder / "a.png"], folder / "o", labels=[folder / "b.png"], cluster_method="spectral")
     with pytest.raises(OptionError, match=r"classifier='forest' has no effect on clusters"):
@@ -245,14 +247,14 @@ def test_options_that_would_have_no_effect_are_refused(folder):
         ("a.png -o o", None),
     ],
 )
-def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, expected):
+def test_number_of_clusters_is_optional(tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("cluster: auto\n")
     (tmp_path / "k.yaml").write_text("cluster: 5\n")
-    _, passed = parse("segment", words.split())
-    assert passed["cluster"] == expected
-    assert passed["images"] == ["a.png"]
-    assert passed["out"] == "o"
+    _, options = parse("segment", words.split())
+    assert options["cluster"] == expected
+    assert options["images"] == ["a.png"]
+    assert options["out"] == "o"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, expe
         ),
     ],
 )
-def test_wrong_numbers_are_one_line(folder, monkeypatch, capsys, words, message):
+def test_invalid_numbers_of_clusters_are_rejected_in_one_line(folder, monkeypatch, capsys, words, message):
     monkeypatch.chdir(folder)
     assert main(["segment", *words.split()]) == 2
     err = capsys.readouterr().err
@@ -282,7 +284,7 @@ def test_wrong_numbers_are_one_line(folder, monkeypatch, capsys, words, message)
 
 
 @pytest.mark.slow
-def test_the_choice_is_reported_once(folder, monkeypatch, capsys):
+def test_chosen_number_of_clusters_is_reported_once(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = "segment --cluster a.png b.png --features filters -o out"
     assert main(words.split()) == 0
@@ -292,13 +294,13 @@ def test_the_choice_is_reported_once(folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_figure_of_the_choice_is_not_an_image_of_a_later_run(folder, monkeypatch, capsys):
+def test_cluster_count_figure_is_not_an_image_of_later_runs(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = ["segment", ".", "--features", "filters", "-o", ".", "--cluster"]
     assert main(words) == 0
     assert main([*words, "--force"]) == 0
     assert not (folder / "clusters_seg.png").exists()
-    # alone, without the model of a run alongside it, it is an image as any other
+    # without the model of a run alongside, it is an ordinary image
     (folder / "own").mkdir()
     (folder / "clusters.png").rename(folder / "own" / "clusters.png")
     assert main(["apply", "model.vispe", "own", "-o", "other"]) == 2
@@ -306,7 +308,7 @@ def test_the_figure_of_the_choice_is_not_an_image_of_a_later_run(folder, monkeyp
 
 
 @pytest.mark.slow
-def test_the_figure_of_the_choice_is_not_overwritten_and_needs_a_choice(folder, capsys):
+def test_cluster_count_figure_is_not_overwritten(folder, capsys):
     words = ["segment", f"{folder}/a.png", "--features", "filters", "-o", f"{folder}/out", "--cluster"]
     (folder / "out").mkdir()
     chart = folder / "out" / "clusters.png"

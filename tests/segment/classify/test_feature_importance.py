@@ -6,7 +6,7 @@ from vispe.segment.classify.pixel_classifier import PixelClassifier
 
 
 @pytest.mark.slow
-def test_the_group_that_separates_the_classes_is_first():
+def test_most_discriminative_group_is_first():
     generator = np.random.default_rng(0)
     classes = np.repeat([1, 2, 4], [900, 40, 3 * PIXELS])
     features = generator.normal(size=(len(classes), 5)).astype(np.float32)
@@ -14,9 +14,9 @@ def test_the_group_that_separates_the_classes_is_first():
     groups = {"noise": np.array([0, 1, 2]), "signal": np.array([3]), "model": np.array([4])}
     for kind in ("ensemble", "logistic", "forest"):
         classifier = PixelClassifier(kind, 4, seed=0).fit(features, classes)
-        before = features.copy()
+        original = features.copy()
         importance = feature_importance(classifier, features, classes, groups, seed=1)
-        np.testing.assert_array_equal(features, before)
+        np.testing.assert_array_equal(features, original)
         assert next(iter(importance)) == "signal"
         assert importance["signal"] > 0.3
         # trees fit noise in their own training pixels

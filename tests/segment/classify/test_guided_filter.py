@@ -25,7 +25,7 @@ def probabilities(shape, classes=3, seed=0):
 
 
 def naive(prob, grey, valid):
-    """Fit a line in each window by weighted least squares, and average the lines over the windows of a pixel."""
+    """Compute the guided filter with plain loops: a least-squares line per window, averaged over windows of a pixel."""
     h, w = valid.shape
     reflected = [np.pad(np.arange(n), RADIUS, mode="symmetric") for n in (h, w)]
     windows = {}
@@ -33,29 +33,29 @@ def naive(prob, grey, valid):
         for x in range(w):
             ys, xs = (r[c : c + 2 * RADIUS + 1] for r, c in zip(reflected, (y, x), strict=True))
             windows[y, x] = [(a, b) for a in ys for b in xs if valid[a, b]]
-    out = np.zeros(prob.shape)
+    filtered = np.zeros(prob.shape)
     for k, plane in enumerate(prob.astype(float)):
         lines = {}
-        for position, inside in windows.items():
+        for pixel, inside in windows.items():
             g = np.array([grey[p] for p in inside], float)
             q = np.array([plane[p] for p in inside])
             if len(g):
                 slope = np.mean((g - g.mean()) * (q - q.mean())) / (g.var() + PENALTY)
-                lines[position] = slope, q.mean() - slope * g.mean()
-        for position in zip(*np.nonzero(valid), strict=True):
-            fits = np.mean([lines[p] for p in windows[position]], 0)
-            out[k][position] = max(fits[0] * grey[position] + fits[1], 0)
-    return out / np.where(valid, out.sum(0), 1)
+                lines[pixel] = slope, q.mean() - slope * g.mean()
+        for pixel in zip(*np.nonzero(valid), strict=True):
+            fits = np.mean([lines[p] for p in windows[pixel]], 0)
+            filtered[k][pixel] = max(fits[0] * grey[pixel] + fits[1], 0)
+    return filtered / np.where(valid, filtered.sum(0), 1)
 
 
-def test_the_filter_is_a_line_fitted_in_every_window():
+def test_filter_equals_plain_loops():
     prob, grey, valid = probabilities((13, 17))
     prob = prob * valid
     expected = naive(prob, grey, valid)
     np.testing.assert_allclose(clean(prob.copy(), grey, valid), expected, atol=2e-6)
 
 
-def test_where_there_is_data_probabilities_sum_to_one():
+def test_probabilities_of_valid_pixels_sum_to_one():
     prob, grey, valid = probabilities((30, 41), 4, 1)
     actual = clean((prob * valid).astype(np.float32), grey, valid)
     np.testing.assert_allclose(actual.sum(0), valid, atol=1e-6)
@@ -66,7 +66,7 @@ def test_where_there_is_data_probabilities_sum_to_one():
 
 @cases("mirror", [False, True])
 @cases("quarters", range(4))
-def test_a_rotated_image_has_the_rotated_result_bit_for_bit(quarters, mirror):
+def test_filter_is_exactly_d4_equivariant(quarters, mirror):
     def pose(array):
         array = np.rot90(array, quarters, (-2, -1))
         return (array[..., ::-1] if mirror else array).copy()
@@ -77,12 +77,12 @@ def test_a_rotated_image_has_the_rotated_result_bit_for_bit(quarters, mirror):
     np.testing.assert_array_equal(actual, pose(clean(prob.copy(), grey, valid)))
 
 
-def test_specks_go_and_boundaries_move_to_edges():
+def test_specks_are_removed_and_boundaries_move_to_edges():
     y, x = np.mgrid[:60, :80]
     truth = (x > 40) | ((y - 20) ** 2 + (x - 15) ** 2 < 81)
     grey = np.where(truth, 0.8, 0.2).astype(np.float32)
-    wrong = np.random.default_rng(0).random(truth.shape) < 0.1
-    bright = np.where(np.roll(truth, 1, 1) ^ wrong, 0.7, 0.3).astype(np.float32)
+    noise = np.random.default_rng(0).random(truth.shape) < 0.1
+    bright = np.where(np.roll(truth, 1, 1) ^ noise, 0.7, 0.3).astype(np.float32)
     prob = np.stack([1 - bright, bright])
     assert ((prob.argmax(0) > 0) != truth).mean() > 0.08
     np.testing.assert_array_equal(clean(prob, grey, np.ones(truth.shape, bool)).argmax(0) > 0, truth)
@@ -110,7 +110,7 @@ def run(folder, out, image="a", post=None, tile=None):
 
 
 @pytest.mark.slow
-def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
+def test_result_is_independent_of_tiles_and_rotation_equivariant(folder):
     untiled = run(folder, "whole")
     np.testing.assert_array_equal(run(folder, "tiles", tile=32), untiled)
     np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(untiled))
@@ -121,10 +121,10 @@ def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
 @pytest.mark.slow
 def test_clean_is_an_option_of_segment_and_apply(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    words = "segment a.png --labels a_labels.png --features filters -o"
-    assert main([*words.split(), "plain"]) == 0
+    command = "segment a.png --labels a_labels.png --features filters -o"
+    assert main([*command.split(), "plain"]) == 0
     assert main(["apply", "plain/model.vispe", "a.png", "--clean", "-o", "one"]) == 0
-    assert main([*words.split(), "two", "--clean"]) == 0
+    assert main([*command.split(), "two", "--clean"]) == 0
     first, second = (Path(name, "a_seg.png").read_bytes() for name in ("one", "two"))
     assert first == second != Path("plain/a_seg.png").read_bytes()
     assert json.loads(Path("one/report.json").read_text())["post"]["clean"] is True

@@ -24,7 +24,7 @@ def blobs(count=300, seed=0):
 
 
 @cases("kind", KINDS)
-def test_every_kind_learns_and_repeats_itself(kind):
+def test_every_classifier_is_accurate_and_deterministic(kind):
     features, classes = blobs()
     first, second = (PixelClassifier(kind, 3, seed=7).fit(features, classes) for _ in range(2))
     fresh, expected = blobs(seed=1)
@@ -38,7 +38,7 @@ def test_every_kind_learns_and_repeats_itself(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_without_labels_keeps_its_column(kind):
+def test_unlabelled_classes_have_probability_zero(kind):
     features, classes = blobs()
     classes = np.where(classes == 2, 4, classes)
     prob = PixelClassifier(kind, 5).fit(features, classes).probabilities(features)
@@ -48,7 +48,7 @@ def test_a_class_without_labels_keeps_its_column(kind):
 
 
 @cases("kind", KINDS)
-def test_a_class_does_not_win_by_being_drawn_more(kind):
+def test_class_probabilities_are_independent_of_label_counts(kind):
     rng = np.random.default_rng(0)
     features = np.concatenate([rng.normal(-1, 1, (4000, 1)), rng.normal(1, 1, (200, 1))]).astype(np.float32)
     classes = np.repeat([1, 2], [4000, 200])
@@ -57,7 +57,7 @@ def test_a_class_does_not_win_by_being_drawn_more(kind):
     np.testing.assert_allclose(middle, 0.5, atol=0.05)
 
 
-def test_prediction_in_chunks_is_the_same(monkeypatch):
+def test_chunked_prediction_equals_full_prediction(monkeypatch):
     features, classes = blobs()
     actual = PixelClassifier("logistic", 3).fit(features, classes)
     expected = actual.probabilities(features)
@@ -85,7 +85,7 @@ def test_planes_are_the_transposed_probabilities(kind, labelled_classes, monkeyp
 
 
 @cases("labelled_classes", [(1, 2, 3), (1, 3), (2, 5)])
-def test_logistic_gives_the_probabilities_of_scikit_learn(labelled_classes):
+def test_logistic_equals_scikit_learn(labelled_classes):
     features, classes = blobs()
     features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)
     selected = np.isin(classes, (1, 2, 3)[: len(labelled_classes)])
@@ -103,7 +103,7 @@ def test_logistic_gives_the_probabilities_of_scikit_learn(labelled_classes):
     np.testing.assert_allclose(prob[:, columns], expected, atol=1e-5)
 
 
-def test_logistic_comes_back_from_its_tensors():
+def test_logistic_is_restored_from_its_tensors():
     features, classes = blobs()
     actual = PixelClassifier("logistic", 3).fit(features, classes)
     state = actual.tensors()
@@ -127,14 +127,14 @@ def test_logistic_comes_back_from_its_tensors():
         PixelClassifier("logistic", 3).probabilities(features)
 
 
-def test_wrong_requests_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(OptionError, match=r"kind must be one of .* got 'florest'\. Did you mean 'forest'"):
         PixelClassifier("florest", 2)
     with pytest.raises(InputError, match=r"need at least 2 labelled classes, got 1 \(matrix\)"):
         PixelClassifier("logistic", 2).fit(np.zeros((3, 2), np.float32), np.ones(3, int), ("matrix", "hole"))
 
 
-def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed():
+def test_clusters_are_ordered_by_brightness_for_any_seed():
     features, classes = blobs()
     grey = np.array([0.9, 0.1, 0.5])[classes - 1]
     for seed in range(3):
@@ -143,7 +143,7 @@ def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed():
         np.testing.assert_array_equal(prob.argmax(1) + 1, np.array([3, 1, 2])[classes - 1])
 
 
-def test_wrong_cluster_numbers_are_refused():
+def test_invalid_numbers_of_clusters_raise():
     with pytest.raises(
         OptionError, match="n_classes needs an integer from 2 to 255, or auto, got n_classes=1"
     ):
@@ -152,7 +152,7 @@ def test_wrong_cluster_numbers_are_refused():
         PixelClusters(3).fit(np.repeat(np.eye(2, dtype=np.float32), 5, 0), np.zeros(10))
 
 
-def test_what_is_imported_early_is_there_and_what_cannot_be_is_left_to_say_so_later(tmp_path, monkeypatch):
+def test_early_imports_ignore_modules_that_fail(tmp_path, monkeypatch):
     (tmp_path / "early_whole.py").write_text("VALUE = 3\n")
     (tmp_path / "early_broken.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.syspath_prepend(tmp_path)

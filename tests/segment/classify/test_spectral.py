@@ -10,36 +10,38 @@ from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvec
 from vispe.segment.metrics import adjusted_rand
 
 
-def groups(sizes, std=0.3, seed=0):
-    """Make distant groups of points -> (n, 2) points and (n,) groups from 0."""
+def make_clusters(sizes, std=0.3, seed=0):
+    """Make distant clusters of points -> points (n, 2), cluster indices (n,) from 0."""
     rng = np.random.default_rng(seed)
-    of = np.repeat(np.arange(len(sizes)), sizes)
-    angle = 2 * np.pi * of / len(sizes)
-    return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(0, std, (len(of), 2)), of
+    cluster_ids = np.repeat(np.arange(len(sizes)), sizes)
+    angle = 2 * np.pi * cluster_ids / len(sizes)
+    return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(
+        0, std, (len(cluster_ids), 2)
+    ), cluster_ids
 
 
-def same(actual, expected):
-    """Tell whether two clusterings are the same up to their numbers."""
+def are_equal(actual, expected):
+    """Return whether two clusterings are equal up to permutation of labels."""
     return adjusted_rand(actual[None] + 1, expected[None] + 1) == 1
 
 
-def test_two_moons_are_separated_which_k_means_cannot():
+def test_two_moons_are_separated_unlike_by_k_means():
     points, moon = make_moons(400, noise=0.04, random_state=0)
-    assert same(cut(eigenvectors(points, 2, 0), 2, 0), moon)
-    assert not same(KMeans(2, n_init=10, random_state=0).fit_predict(points).astype(np.int64), moon)
+    assert are_equal(cut(eigenvectors(points, 2, 0), 2, 0), moon)
+    assert not are_equal(KMeans(2, n_init=10, random_state=0).fit_predict(points).astype(np.int64), moon)
 
 
 @cases("count", [2, 3, 5])
-def test_unconnected_groups_are_clusters_and_stray_points_are_not(count):
-    points, of = groups([60 + 15 * g for g in range(count)])
+def test_connected_components_are_clusters_and_outliers_are_not(count):
+    points, cluster_ids = make_clusters([60 + 15 * g for g in range(count)])
     actual = cut(eigenvectors(points, count, 0), count, 0)
-    assert same(actual, of)
+    assert are_equal(actual, cluster_ids)
     strays = np.array([[40.0, 40.0], [-50.0, 10.0], [0.0, 70.0]])
     actual = cut(eigenvectors(np.concatenate([points, strays]), count, 0), count, 0)
-    assert same(actual[:-3], of)
+    assert are_equal(actual[:-3], cluster_ids)
 
 
-def test_the_vectors_are_those_of_the_normalised_adjacency():
+def test_eigenvectors_are_those_of_the_normalised_adjacency():
     from sklearn.neighbors import kneighbors_graph
 
     points = np.random.default_rng(0).random((37, 3))
@@ -56,7 +58,7 @@ def test_the_vectors_are_those_of_the_normalised_adjacency():
     np.testing.assert_allclose(vectors[:, 0], root / np.linalg.norm(root), atol=1e-9)
 
 
-def test_parts_are_joined_by_the_shortest_links():
+def test_components_are_joined_by_their_shortest_edges():
     from scipy.sparse import csr_array
 
     points = np.array([[0.0], [1.0], [5.0], [6.0], [20.0], [22.0]])
@@ -70,8 +72,8 @@ def test_parts_are_joined_by_the_shortest_links():
     np.testing.assert_array_equal(joined, graph)
 
 
-def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
-    points, _ = groups([230, 220, 250], std=1.2)
+def test_sparse_and_dense_solvers_agree(monkeypatch):
+    points, _ = make_clusters([230, 220, 250], std=1.2)
     sparse = eigenvectors(points, 3, 0)
     np.testing.assert_array_equal(eigenvectors(points, 3, 0), sparse)
     monkeypatch.setattr(spectral, "_DENSE", 10_000)
@@ -82,45 +84,45 @@ def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
 def test_distances_are_to_the_nearest_point_of_each_cluster(count):
     rng = np.random.default_rng(count)
     points, pixels = (rng.normal(0, 2, (n, 7)).astype(np.float32) for n in (90, count))
-    of = rng.choice([0, 1, 3], 90)
-    near = NearestPoint(points, of, 4, 1.0)
-    actual = near.squared(pixels)
-    full = ((pixels[:, None].astype(np.float64) - points) ** 2).sum(-1)
+    cluster_ids = rng.choice([0, 1, 3], 90)
+    nearest = NearestPoint(points, cluster_ids, 4, 1.0)
+    actual = nearest.squared(pixels)
+    distances = ((pixels[:, None].astype(np.float64) - points) ** 2).sum(-1)
     for k in (0, 1, 3):
-        np.testing.assert_allclose(actual[:, k], full[:, of == k].min(1), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual[:, k], distances[:, cluster_ids == k].min(1), rtol=1e-4, atol=1e-4)
     assert np.isinf(actual[:, 2]).all()
     assert actual.shape == (count, 4)
 
 
-def test_the_width_is_the_mean_squared_distance_of_neighbours():
+def test_width_is_the_mean_squared_distance_of_neighbours():
     points = np.array([[0.0], [1.0], [3.0], [3.5]], np.float32)
     assert NearestPoint.fit(points, np.array([0, 0, 1, 1]), 2).width == pytest.approx(
         (1 + 1 + 0.25 + 0.25) / 4
     )
 
 
-def test_pixels_go_with_the_nearest_pixel_of_the_graph(monkeypatch):
+def test_pixels_are_assigned_to_their_nearest_graph_node(monkeypatch):
     monkeypatch.setattr(spectral, "POINTS", 450)
     points, moon = make_moons(900, noise=0.04, random_state=1)
     features = points.astype(np.float32)
     clusters = PixelClusters(2, "spectral").fit(features, points[:, 1])
     assert clusters.tensors()["cluster.points"].shape == (450, 2)
     prob = clusters.probabilities(features)
-    assert same(prob.argmax(1), moon)
+    assert are_equal(prob.argmax(1), moon)
     np.testing.assert_allclose(prob.sum(1), 1, atol=1e-6)
     pixel_clusters = PixelClusters(2, "spectral").fit(features, points[:, 1])
     np.testing.assert_array_equal(pixel_clusters.probabilities(features), prob)
 
 
-def test_more_copies_of_a_pixel_than_neighbours_do_no_harm():
-    points, of = groups([40, 50], std=0.4)
+def test_more_duplicates_than_neighbours_are_supported():
+    points, cluster_ids = make_clusters([40, 50], std=0.4)
     features = np.repeat(points, 30, 0).astype(np.float32)
     clusters = PixelClusters(2, "spectral").fit(features, features[:, 0])
-    assert same(clusters.probabilities(points.astype(np.float32)).argmax(1), of)
+    assert are_equal(clusters.probabilities(points.astype(np.float32)).argmax(1), cluster_ids)
 
 
 @cases("different", [2, 3, 4])
-def test_as_many_clusters_as_different_pixels(different):
+def test_number_of_clusters_may_equal_number_of_distinct_pixels(different):
     features = np.repeat(np.eye(different, dtype=np.float32), 5, 0)
     grey = features @ np.arange(different)[::-1]
     actual = PixelClusters(different, "spectral").fit(features, grey).probabilities(features).argmax(1)

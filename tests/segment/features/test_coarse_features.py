@@ -1,4 +1,4 @@
-"""Coarse features brought to pixels, at chosen pixels, and scored before they are."""
+"""Coarse features: interpolated to pixels, at selected pixels, and projected before interpolation."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from vispe.segment.features.tiles import Region
 
 
 class Maps(CoarseMaps):
-    """One tile of 3 x stride by 5 x stride pixels, of which the page covers the middle."""
+    """Maps of one tile of 3 x stride by 5 x stride pixels; the page covers its centre."""
 
     def __init__(self, stride, offset, frame, dtype=torch.float32):
         super().__init__([Region(0, 3 * stride, 0, 5 * stride)], offset, frame)
@@ -24,7 +24,7 @@ CASES = [(2, (0, 0), (6, 10)), (7, (3, 2), (15, 29)), (16, (5, 8), (43, 71))]
 
 
 @cases(("stride", "offset", "frame"), CASES)
-def test_planes_are_bilinear(stride, offset, frame):
+def test_planes_are_interpolated_bilinearly(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     actual = maps.planes(0)
     assert actual.shape == (4, *frame)
@@ -37,7 +37,7 @@ def test_planes_are_bilinear(stride, offset, frame):
 
 
 @cases(("stride", "offset", "frame"), CASES)
-def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame):
+def test_selected_pixels_and_projections_equal_those_of_the_planes(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     planes = maps.planes(0)
     y, x = np.nonzero(np.random.default_rng(0).random(frame) < 0.5)
@@ -49,20 +49,20 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
 
 @cases("room", ["memory", "file", "none"])
 def test_a_spill_cache_returns_each_tensor_once(room):
-    shelf = SpillCache(400 if room == "memory" else 40, disk=0 if room == "none" else 4000)
+    cache = SpillCache(400 if room == "memory" else 40, disk=0 if room == "none" else 4000)
     values = [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
     for number, value in enumerate(values):
-        shelf.put(bytes([number]), value)
-        shelf.put(bytes([number]), value + 1)  # the first one stays
+        cache.put(bytes([number]), value)
+        cache.put(bytes([number]), value + 1)  # ignored: the first value is stored
     for number in (2, 0, 3, 1):
-        actual = shelf.take(bytes([number]))
+        actual = cache.take(bytes([number]))
         if room == "none" and number:
             assert actual is None
         else:
             assert torch.equal(actual, values[number])
-        assert shelf.take(bytes([number])) is None
-    shelf.put(b"again", values[1])
-    assert (shelf.take(b"again") is None) == (room == "none")
-    file = shelf._file
-    del shelf
+        assert cache.take(bytes([number])) is None
+    cache.put(b"again", values[1])
+    assert (cache.take(b"again") is None) == (room == "none")
+    file = cache._file
+    del cache
     assert file is None or file.closed

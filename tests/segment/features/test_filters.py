@@ -21,17 +21,17 @@ def rotated(array, turns, flip):
 
 
 @cases("size", SIZES)
-def test_features_turn_with_the_image(size):
+def test_features_are_rotation_equivariant(size):
     page, filters = image(*size), Filters()
     page[: size[0] // 2, : size[1] // 3] = 0.5  # a flat part: variances are 0 there
     actual = filters(page)
     for turns in range(4):
         for flip in (False, True):
-            other = filters(rotated(page, turns, flip))
-            np.testing.assert_allclose(other, rotated(actual, turns, flip), atol=1e-5, rtol=0)
+            rotated_features = filters(rotated(page, turns, flip))
+            np.testing.assert_allclose(rotated_features, rotated(actual, turns, flip), atol=1e-5, rtol=0)
 
 
-def test_cached_planes_are_those_of_the_same_pixels_at_the_same_edges():
+def test_cached_planes_equal_recomputed_planes():
     page, filters = image(90, 80, 2), Filters()
     page[3:9, 40:60] = np.nan
     regions = [Region(0, 40, 0, 30), Region(30, 90, 20, 80), Region(40, 60, 30, 50)]
@@ -40,21 +40,21 @@ def test_cached_planes_are_those_of_the_same_pixels_at_the_same_edges():
         np.testing.assert_array_equal(filters.planes(page, region, again=True), planes)
     # equal pixels within a larger page have other features near the edge
     larger = np.pad(page, ((7, 70), (5, 70), (0, 0)), mode="wrap")
-    moved = Region(7, 47, 5, 35)
-    np.testing.assert_array_equal(filters.planes(larger, moved), Filters().planes(larger, moved))
+    shifted = Region(7, 47, 5, 35)
+    np.testing.assert_array_equal(filters.planes(larger, shifted), Filters().planes(larger, shifted))
     for region, planes in zip(regions, expected, strict=True):
         np.testing.assert_array_equal(filters.planes(page.copy(), region), planes)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3), st.booleans(), st.booleans())
-def test_features_of_any_tiny_image_turn_with_it(height, width, turns, flip, holes):
+def test_features_of_tiny_images_are_rotation_equivariant(height, width, turns, flip, holes):
     page, filters = image(height, width, seed=height * 41 + width), Filters()
     if holes:
         page[np.random.default_rng(1).random((height, width)) < 0.2] = np.nan
-    other = filters(rotated(page, turns, flip))
-    assert np.isfinite(other).all()
-    np.testing.assert_allclose(other, rotated(filters(page), turns, flip), atol=1e-5, rtol=0)
+    rotated_features = filters(rotated(page, turns, flip))
+    assert np.isfinite(rotated_features).all()
+    np.testing.assert_allclose(rotated_features, rotated(filters(page), turns, flip), atol=1e-5, rtol=0)
 
 
 @cases("size", [(3, 5), (40, 90), (150, 33)])
@@ -70,7 +70,7 @@ def test_smoothing_and_std_agree_with_scipy(size):
         )
 
 
-def test_derivatives_of_a_parabola_are_known():
+def test_derivatives_of_a_parabola_are_exact():
     y, x = np.mgrid[0:121, 0:101].astype(np.float32)
     page = (0.02 * (y - 60) ** 2 + 0.005 * (x - 50) ** 2)[..., None]
     filters = Filters((1.0,))
@@ -83,17 +83,17 @@ def test_derivatives_of_a_parabola_are_known():
 
 
 @cases("side", [1, 48, 1000])
-def test_pieces_are_the_same_as_the_whole(side):
+def test_blocks_equal_the_whole_image(side):
     size = (70, 95) if side > 1 else (3, 4)
     page, filters = image(*size, channels=2), Filters()
     page[30:33, 60:80] = np.nan
-    expected, out = filters(page), np.zeros((*size, 52), np.float32)
+    expected, actual = filters(page), np.zeros((*size, 52), np.float32)
     for region in blocks(*size, side):
-        out[region.slices] = filters(page, region)
-    np.testing.assert_allclose(out, expected, atol=1e-7, rtol=0)
+        actual[region.slices] = filters(page, region)
+    np.testing.assert_allclose(actual, expected, atol=1e-7, rtol=0)
 
 
-def test_a_region_in_the_middle_is_cut_from_the_whole():
+def test_inner_region_equals_the_crop_of_the_whole_image():
     page, filters = image(200, 300), Filters()
     region = Region(77, 130, 101, 102)
     np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
@@ -102,7 +102,7 @@ def test_a_region_in_the_middle_is_cut_from_the_whole():
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
 @pytest.mark.parametrize(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
-def test_strips_do_not_show(size, strip, chunk, monkeypatch):
+def test_no_seams_between_strips(size, strip, chunk, monkeypatch):
     page = image(*size)
     if min(size) > 1:
         page[10:20, 5:9] = np.nan
@@ -113,7 +113,7 @@ def test_strips_do_not_show(size, strip, chunk, monkeypatch):
 
 
 @cases("size", [(1, 31), (30, 2), (44, 65)])
-def test_derivatives_are_differences_of_the_smoothed_image(size):
+def test_derivatives_are_finite_differences_of_the_smoothed_image(size):
     page, filters = image(*size), Filters((1.0, 3.0, 16.0))
     actual = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
     for sigma in (1.0, 3.0, 16.0):
@@ -122,38 +122,38 @@ def test_derivatives_are_differences_of_the_smoothed_image(size):
         gy, gx = (s[2:, 1:-1] - s[:-2, 1:-1]) / 2, (s[1:-1, 2:] - s[1:-1, :-2]) / 2
         yy, xx = s[2:, 1:-1] + s[:-2, 1:-1] - 2 * smooth, s[1:-1, 2:] + s[1:-1, :-2] - 2 * smooth
         xy = (s[2:, 2:] + s[:-2, :-2] - s[2:, :-2] - s[:-2, 2:]) / 4
-        pair = np.linalg.eigvalsh(np.moveaxis(np.array([[yy, xy], [xy, xx]]), (0, 1), (-2, -1)))
+        eigenvalues = np.linalg.eigvalsh(np.moveaxis(np.array([[yy, xy], [xy, xx]]), (0, 1), (-2, -1)))
         expected = {
             "gradient": np.hypot(gy, gx),
-            "hessian_small": pair[..., 0],
-            "hessian_large": pair[..., 1],
+            "hessian_small": eigenvalues[..., 0],
+            "hessian_large": eigenvalues[..., 1],
         }
         for name, values in expected.items():
             scale = np.abs(values).max()
             np.testing.assert_allclose(actual[f"{name}_{sigma:g}"], values, atol=2e-6 * scale + 1e-12, rtol=0)
 
 
-def test_planes_are_the_features_one_after_the_other():
+def test_planes_are_the_features_with_channels_first():
     page, filters = image(20, 31, channels=2), Filters()
     planes = filters.planes(page)
     assert planes.flags.c_contiguous
     np.testing.assert_array_equal(np.moveaxis(filters(page), -1, 0), planes)
 
 
-def test_pixels_without_data_are_zero_and_do_not_reach_their_neighbours():
+def test_invalid_pixels_are_zero_and_do_not_affect_neighbours():
     page = np.full((50, 60, 1), 0.25, np.float32)
     page[20:30, 10:40] = np.nan
     page[0, 0] = np.inf
     actual = Filters()(page)
-    lost = ~np.isfinite(page[..., 0])
-    assert (actual[lost] == 0).all()
+    invalid = ~np.isfinite(page[..., 0])
+    assert (actual[invalid] == 0).all()
     names = Filters().names()
     for name, layer in zip(names, np.moveaxis(actual, -1, 0), strict=True):
         expected = 0.25 if name.startswith(("intensity", "gaussian")) else 0
-        np.testing.assert_allclose(layer[~lost], expected, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(layer[~invalid], expected, atol=1e-6, err_msg=name)
 
 
-def test_channels_are_computed_one_by_one():
+def test_channels_are_computed_independently():
     page, filters = image(20, 31, channels=3), Filters()
     actual = filters(page)
     assert actual.shape == (20, 31, 78)
@@ -164,7 +164,7 @@ def test_channels_are_computed_one_by_one():
     assert filters.names(3)[26] == "c1.intensity"
 
 
-def test_wrong_requests_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(OptionError, match=r"scales above 0 px, got sigmas=\(0,\)"):
         Filters((0,))
     with pytest.raises(ShapeError, match=r"got shape \(3, 4\)"):
@@ -175,23 +175,23 @@ def test_wrong_requests_are_refused():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 40), st.booleans(), st.integers(0, 99))
-def test_features_of_chosen_pixels_are_those_of_the_page(height, width, count, holes, seed):
-    random, page = np.random.default_rng(seed), image(height, width, channels=2, seed=seed)
+def test_features_at_pixels_equal_those_of_the_page(height, width, count, holes, seed):
+    rng, page = np.random.default_rng(seed), image(height, width, channels=2, seed=seed)
     if holes:
-        page[random.random((height, width)) < 0.1] = np.nan
+        page[rng.random((height, width)) < 0.1] = np.nan
     filters = Filters((1.0, 3.0))
-    y, x = random.integers(0, height, count), random.integers(0, width, count)
+    y, x = rng.integers(0, height, count), rng.integers(0, width, count)
     actual = filters.at(page, y, x)
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, filters.planes(page)[:, y, x].T, atol=1e-6, rtol=0)
 
 
-def test_pixels_far_apart_get_rectangles_of_their_own_and_dense_ones_share_one():
+def test_distant_pixels_are_grouped_in_separate_rectangles():
     y, x = (n.ravel() for n in np.mgrid[:200, :300])
     assert len(group_pixels(y, x, 65)) == 1
-    random = np.random.default_rng(0)
-    middles = np.array([(20, 30), (400, 450), (50, 470)])
-    y, x = (middles[:, None] + random.integers(-8, 9, (3, 50, 2))).reshape(-1, 2).T
+    rng = np.random.default_rng(0)
+    centres = np.array([(20, 30), (400, 450), (50, 470)])
+    y, x = (centres[:, None] + rng.integers(-8, 9, (3, 50, 2))).reshape(-1, 2).T
     groups = group_pixels(y, x, 65)
     assert sorted(len(indices) for indices in groups) == [50, 50, 50]
     np.testing.assert_array_equal(np.sort(np.concatenate(groups)), np.arange(150))

@@ -1,4 +1,4 @@
-"""The lattice on a page: its points, training samples, and regions that make up the whole."""
+"""Sample grid of a page: points, training samples, and regions that add up to the page."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ from vispe.segment.features.tiles import Region, blocks, grid_points
 RNG = np.random.default_rng(0)
 
 
-def domain(f, m=2):
+def make_distribution(f, m=2):
     rng = np.random.default_rng(1)
     flat = np.zeros(2 * m), np.eye(2 * m), np.ones(2), 1
     return FeatureDistribution(np.zeros(f, np.float32), rng.normal(size=(m, f)).astype(np.float32), *flat)
 
 
 @cases("region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)])
-def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
+def test_points_are_centres_of_cells_of_eight_pixels(region):
     top, bottom, left, right = grid_points(region)
     rows = [i for i in range(20) if region.top <= 8 * i + 4 < region.bottom]
     columns = [i for i in range(20) if region.left <= 8 * i + 4 < region.right]
@@ -33,15 +33,15 @@ def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
 
 
 @cases("side", [8, 13, 64, 500])
-def test_blocks_share_out_the_points_of_a_page(side):
+def test_blocks_partition_the_points_of_a_page(side):
     shape = 133, 97
-    marks = np.zeros(shape, int)
+    counts = np.zeros(shape, int)
     for block in blocks(*shape, side):
         y, x = offsets(block)
-        marks[np.ix_(y + block.top, x + block.left)] += 1
+        counts[np.ix_(y + block.top, x + block.left)] += 1
     y, x = offsets(Region(0, shape[0], 0, shape[1]))
-    assert (marks[np.ix_(y, x)] == 1).all()
-    assert marks.sum() == len(y) * len(x)
+    assert (counts[np.ix_(y, x)] == 1).all()
+    assert counts.sum() == len(y) * len(x)
 
 
 @cases(
@@ -52,7 +52,7 @@ def test_blocks_share_out_the_points_of_a_page(side):
         FeatureConfig("both", sigmas=(1.0, 3.0), model="vispe_micro", tile=64),
     ],
 )
-def test_a_piece_has_the_features_of_its_pixels(config):
+def test_sampled_features_equal_those_of_the_pixels(config):
     page = RNG.random((101, 83, 1), np.float32)
     valid = np.ones(page.shape[:2], bool)
     prepared = Features(config, device="cpu").prepare(page, valid)
@@ -63,7 +63,7 @@ def test_a_piece_has_the_features_of_its_pixels(config):
         np.testing.assert_allclose(actual, expected[:, y[:, None], x].transpose(1, 2, 0), atol=2e-5)
 
 
-def test_a_sample_leaves_out_what_has_no_data_and_patches_of_few_points():
+def test_samples_skip_invalid_points_and_small_patches():
     page, valid = RNG.random((150, 210, 1), np.float32), np.ones((150, 210), bool)
     valid[:64, :64] = False
     valid[64:80, 64:128] = False  # a quarter of a patch
@@ -71,26 +71,26 @@ def test_a_sample_leaves_out_what_has_no_data_and_patches_of_few_points():
     # patches of 64 px: rows 0, 1 and 22 px of row 2, columns 0, 1, 2 and 18 px of column 3
     sizes = {(r, c): [8, 8, 3][r] * [8, 8, 8, 2][c] for r in range(3) for c in range(4)}
     sizes[0, 0], sizes[1, 1] = 0, 48
-    stored = {position: size for position, size in sizes.items() if size >= 16}
-    assert np.bincount(actual.patch).tolist() == [stored[position] for position in sorted(stored)]
-    quarter = {(r, c): (r * 64 + 32 >= 75) * 2 + (c * 64 + 32 >= 105) for r, c in stored}
-    assert actual.part.tolist() == [quarter[position] for position in sorted(stored)]
-    assert actual.features.shape == (sum(stored.values()), 6)
+    used_patches = {position: size for position, size in sizes.items() if size >= 16}
+    assert np.bincount(actual.patch).tolist() == [used_patches[position] for position in sorted(used_patches)]
+    quarter = {(r, c): (r * 64 + 32 >= 75) * 2 + (c * 64 + 32 >= 105) for r, c in used_patches}
+    assert actual.part.tolist() == [quarter[position] for position in sorted(used_patches)]
+    assert actual.features.shape == (sum(used_patches.values()), 6)
 
 
-def test_many_pieces_are_sampled_at_even_distances():
+def test_pieces_are_sampled_at_even_intervals():
     page, valid = RNG.random((64, 640, 1), np.float32), np.ones((64, 640), bool)
     prepared = Features(FeatureConfig(sigmas=(1.0,), tile=64), device="cpu").prepare(page, valid)
     actual = sample(prepared, valid, 4)
-    everything = sample(prepared, valid, 16)
-    assert len(everything.part) == 10
+    full_sample = sample(prepared, valid, 16)
+    assert len(full_sample.part) == 10
     assert len(actual.part) == 4
     indices = [0, 3, 6, 9]
-    expected = np.concatenate([everything.features[everything.patch == k] for k in indices])
+    expected = np.concatenate([full_sample.features[full_sample.patch == k] for k in indices])
     np.testing.assert_array_equal(actual.features, expected)
 
 
-def test_a_page_without_data_or_points_gives_none():
+def test_pages_without_data_or_points_give_none():
     features = Features(FeatureConfig(sigmas=(1.0,)), device="cpu")
     for shape, has_data in (((40, 40), False), ((3, 90), True), ((20, 20), True)):
         valid = np.full(shape, has_data)
@@ -99,28 +99,28 @@ def test_a_page_without_data_or_points_gives_none():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [40, 64, 77])
-def test_regions_make_up_the_whole_where_pieces_overlap(side):
+def test_regions_add_up_to_the_page_for_overlapping_pieces(side):
     shape = 118, 163
     page, valid = RNG.random((*shape, 1), np.float32), RNG.random(shape) > 0.2
     config = FeatureConfig("tokens", model="vispe_micro", tile=64)
     prepared = Features(config, device="cpu").prepare(page, valid)
-    recorded = domain(prepared.sampled(0).shape[-1])
-    codes = [recorded.codes(prepared.sampled(number)) for number in range(len(prepared.pieces))]
+    distribution = make_distribution(prepared.sampled(0).shape[-1])
+    codes = [distribution.codes(prepared.sampled(number)) for number in range(len(prepared.pieces))]
 
-    def filled(region):
-        out = FeatureGrid.empty(region, recorded)
+    def fill_grid(region):
+        out = FeatureGrid.empty(region, distribution)
         for number, piece in enumerate(prepared.pieces):
             out.add(piece, codes[number], prepared.weight(number))
         out.forget(~valid[region.slices])
         return out
 
-    expected = filled(Region(0, shape[0], 0, shape[1]))
-    parts = [filled(block) for block in blocks(*shape, side)]
-    assert np.array_equal(sum(part.sums() for part in parts), expected.sums())
+    expected = fill_grid(Region(0, shape[0], 0, shape[1]))
+    grids = [fill_grid(block) for block in blocks(*shape, side)]
+    assert np.array_equal(sum(block_grid.sums() for block_grid in grids), expected.sums())
     assert np.array_equal(sum(expected.sums(block) for block in blocks(*shape, side)), expected.sums())
-    # one point after the other: the piece with the largest weight, of equal ones the first
+    # reference, point by point: the piece with the largest weight, of ties the first
     y, x = offsets(expected.region)
-    picked = []
+    selected_codes = []
     for row in y:
         for column in x:
             if valid[row, column]:
@@ -131,16 +131,16 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
                         if weight[row - p.top, column - p.left] > best:
                             best, (top, _, left, _) = weight[row - p.top, column - p.left], grid_points(p)
                             code = codes[number][row // 8 - top, column // 8 - left]
-                picked.append(code)
-    assert np.array_equal(expected.sums(), feature_sums(np.array(picked)))
+                selected_codes.append(code)
+    assert np.array_equal(expected.sums(), feature_sums(np.array(selected_codes)))
 
 
-def test_the_map_has_one_value_for_each_patch():
-    recorded = domain(3)
-    one = FeatureGrid.empty(Region(0, 130, 0, 71), recorded)
-    assert one.map().shape == (2, 2)
-    assert np.isnan(one.map()).all()
-    one.codes[:] = RNG.integers(-3000, 3000, one.codes.shape)
-    one.best[:8, :8] = 1
-    assert np.isfinite(one.map()).tolist() == [[True, False], [False, False]]
-    assert one.map()[0, 0] == recorded.patches(feature_sums(one.codes[:8, :8].reshape(-1, 2))[None])[0]
+def test_map_has_one_value_per_patch():
+    distribution = make_distribution(3)
+    grid = FeatureGrid.empty(Region(0, 130, 0, 71), distribution)
+    assert grid.map().shape == (2, 2)
+    assert np.isnan(grid.map()).all()
+    grid.codes[:] = RNG.integers(-3000, 3000, grid.codes.shape)
+    grid.best[:8, :8] = 1
+    assert np.isfinite(grid.map()).tolist() == [[True, False], [False, False]]
+    assert grid.map()[0, 0] == distribution.patches(feature_sums(grid.codes[:8, :8].reshape(-1, 2))[None])[0]

@@ -1,4 +1,4 @@
-"""Stored model outputs: equal results in all commands, and features of anything else are refused."""
+"""Stored model outputs: equal results in all commands; features of other images or options raise."""
 
 import functools
 import json
@@ -21,9 +21,9 @@ TIMM = FeatureConfig("tokens", model="vit_tiny_patch16_224", weights="random")
 
 @pytest.fixture
 def folder(tmp_path):
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for name in ("a", "b"):
-        grey = random.normal(90, 9, (100, 150))
+        grey = rng.normal(90, 9, (100, 150))
         grey[:, 75:] += 60
         Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{name}.png")
     labels = np.zeros((100, 150), np.uint8)
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def no_model(monkeypatch):
-    """Let every computation of model outputs fail."""
+    """Let every call of a feature model fail."""
 
     def refuse(*_, **__):
         raise AssertionError("the model was run")
@@ -83,22 +83,22 @@ def test_several_painted_images_read_stored_features(folder, request):
         {"class": k, "width": 3, "points": [[20 + 90 * (k - 1), 15], [40 + 90 * (k - 1), 15]]} for k in (1, 2)
     ]
 
-    def painted(**options):
+    def paint_images(**options):
         paint = open_paint(names, folder / "painted", **options)
         for number in (0, 1):
             content = {"names": ["x", "y"], "image": number, "strokes": [scribbles[number]], "preview": True}
             response = paint.update(content)
         return response
 
-    computed = painted()
+    computed = paint_images()
     assert computed["ready"]
     store_features(names, folder / "stored")
     request.getfixturevalue("no_model")
-    assert painted(stored_features=folder / "stored") == computed
+    assert paint_images(stored_features=folder / "stored") == computed
 
 
 @pytest.mark.slow
-def test_pages_of_a_stack_have_a_file_each(folder, request):
+def test_each_page_of_a_stack_has_a_file(folder, request):
     pages = np.stack([np.asarray(Image.open(folder / "a.png"))] * 2)
     pages[1] //= 2
     tifffile.imwrite(folder / "z.tif", pages)
@@ -130,7 +130,7 @@ def test_pages_of_a_stack_have_a_file_each(folder, request):
         ({"features": TIMM}, "computed with model=vispe_micro, but this run has model=vit_tiny"),
     ],
 )
-def test_other_options_are_refused(folder, change, words):
+def test_features_of_other_options_raise(folder, change, words):
     store_features(folder / "a.png", folder / "stored")
     with pytest.raises(InputError, match=words):
         segment(
@@ -140,7 +140,7 @@ def test_other_options_are_refused(folder, change, words):
     assert not (folder / "out" / "model.vispe").exists()
 
 
-def test_other_images_versions_and_damaged_files_are_refused(folder, monkeypatch):
+def test_features_of_other_images_or_versions_and_damaged_files_raise(folder, monkeypatch):
     def run(image="a.png"):
         segment(
             folder / image, folder / "out", labels=folder / "a_labels.png", stored_features=folder / "stored"
@@ -164,42 +164,42 @@ def test_other_images_versions_and_damaged_files_are_refused(folder, monkeypatch
     (folder / "a.png").write_bytes(original)
     file = folder / "stored" / "a_features_0000.safetensors"
     content = file.read_bytes()
-    renamed = [
+    invalid_contents = [
         content.replace(b'\\"%s\\"' % name, b'\\"x%s\\"' % name[1:])
         for name in (b"pages", b"page_sha256", b"model")
     ]
-    for data in (b"", b"\xff" * 100, content[:200], *renamed):
+    for data in (b"", b"\xff" * 100, content[:200], *invalid_contents):
         file.write_bytes(data)
         with pytest.raises(InputError, match="Run vispe features again"):
             run()
 
 
 @pytest.mark.parametrize("config", [FeatureConfig("both", model="vispe_micro"), TIMM])
-def test_out_of_memory_is_an_error_and_smaller_tiles_are_not_stored(folder, monkeypatch, config):
+def test_out_of_memory_raises_instead_of_storing_smaller_tiles(folder, monkeypatch, config):
     calls = []
 
-    def once(model, images, *more, call):
+    def fail_once(model, images, *args, call):
         calls.append(1)
         if len(calls) == 1:
             raise MemoryError
-        return call(model, images, *more)
+        return call(model, images, *args)
 
     for name in ("micro_features.DenseModel", "token_features.TokenModel"):
         path = f"vispe.segment.features.{name}.__call__"
-        monkeypatch.setattr(path, functools.partialmethod(once, call=pkgutil.resolve_name(path)))
+        monkeypatch.setattr(path, functools.partialmethod(fail_once, call=pkgutil.resolve_name(path)))
     with pytest.raises(InputError, match=r"out of memory .* on page 0 of .*a\.png\. Use a smaller tile"):
         store_features(folder / "a.png", folder / "stored", features=config)
     assert not list((folder / "stored").glob("*"))
 
 
-def test_images_of_one_name_are_refused_although_files_may_be_replaced(folder):
+def test_images_of_equal_name_raise_even_with_force(folder):
     (folder / "more").mkdir()
     Image.open(folder / "b.png").save(folder / "more" / "a.png")
     with pytest.raises(InputError, match="two outputs have the same name"):
         store_features([folder / "a.png", folder / "more" / "a.png"], folder / "stored", force=True)
 
 
-def test_features_without_a_model_have_nothing_to_store(folder):
+def test_storing_features_without_a_model_raises(folder):
     filters = FeatureConfig("filters")
     with pytest.raises(OptionError, match="no model whose outputs could be stored"):
         store_features(folder / "a.png", folder / "stored", features=filters)

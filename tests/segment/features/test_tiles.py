@@ -21,7 +21,7 @@ def test_blocks_cover_each_pixel_once(height, width, side):
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 30), st.integers(1, 16))
-def test_tiles_cover_the_page_on_the_raster_of_patches(rows, columns, side, step):
+def test_tiles_cover_the_page_on_the_patch_grid(rows, columns, side, step):
     tile = (min(side, rows) * step, min(side, columns) * step)
     actual = tiles(rows * step, columns * step, tile, step)
     count = np.zeros((rows * step, columns * step), int)
@@ -41,7 +41,7 @@ def test_the_last_tile_is_moved_inward():
     assert [r.left for r in tiles(64, 144, (64, 64), 16)] == [0, 48, 80]
 
 
-def test_wrong_tiles_are_refused():
+def test_invalid_tiles_raise():
     with pytest.raises(ShapeError, match="height=65, tile=32"):
         tiles(65, 64, (32, 32), 16)
     with pytest.raises(ShapeError, match="width=32, tile=48"):
@@ -70,7 +70,7 @@ def test_padding_is_symmetric_with_the_odd_pixel_at_the_end(size, step, least, e
     assert padding(*size, step, least) == expected
 
 
-def test_blending_constant_probabilities_gives_them_back():
+def test_blending_equal_probabilities_is_the_identity():
     rng = np.random.default_rng(0)
     truth = rng.random((40, 56, 3)).astype(np.float32)
     truth /= truth.sum(-1, keepdims=True)
@@ -108,11 +108,11 @@ def test_even_tiles_cover_the_page_symmetrically(length, most, overlap):
     assert side <= most
     assert rows[0].top == 0
     assert rows[-1].bottom == length
-    for one, following in pairwise(rows):
-        assert one.top % 16 == 0
-        assert one.bottom - following.top >= overlap
-    for k, (one, other) in enumerate(zip(rows, rows[::-1], strict=True)):
+    for tile_region, next_region in pairwise(rows):
+        assert tile_region.top % 16 == 0
+        assert tile_region.bottom - next_region.top >= overlap
+    for k, (tile_region, opposite) in enumerate(zip(rows, rows[::-1], strict=True)):
         if 2 * k + 1 != len(rows):
-            assert one.top == length - other.bottom
+            assert tile_region.top == length - opposite.bottom
     fewest = -(-(length - overlap) // (most - overlap)) if length > most else 1
     assert fewest <= len(rows) <= fewest + 1

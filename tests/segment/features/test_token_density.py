@@ -1,4 +1,4 @@
-"""More tokens than patches side by side: overlapping patches, several looks, and blocks that are joined."""
+"""Denser tokens than adjacent patches: overlapping patches, shifted passes, and concatenated blocks."""
 
 import numpy as np
 import pytest
@@ -23,33 +23,35 @@ def page(height, width, channels=1, seed=0):
 
 
 def without_attention(model):
-    """Cut what tokens learn from each other; what they are and where they are stays."""
+    """Disable attention: tokens depend only on their patch and position."""
     for block in model._model.blocks:
         torch.nn.init.zeros_(block.attn.proj.weight)
     return model
 
 
-def test_at_the_patch_nothing_changes():
+def test_stride_of_one_patch_equals_the_default():
     image = torch.rand(1, 3, 48, 80)
     plain = TokenModel(NAME, weights="random", shifts=1)
-    same = TokenModel(NAME, weights="random", stride=16, shifts=1, layers=(-1,))
-    assert plain.fingerprint() == same.fingerprint()
-    assert torch.equal(plain(image), same(image))
+    explicit = TokenModel(NAME, weights="random", stride=16, shifts=1, layers=(-1,))
+    assert plain.fingerprint() == explicit.fingerprint()
+    assert torch.equal(plain(image), explicit(image))
     grey = page(50, 70)
     for tile in (None, 48):
-        first, second = (token_maps(one, grey, tile) for one in (plain, same))
+        first, second = (token_maps(model, grey, tile) for model in (plain, explicit))
         assert first.regions == second.regions
         assert first.offset == second.offset
         for a, b in zip(first.maps, second.maps, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
-def test_two_looks_along_each_axis_where_nothing_is_said():
-    """What synthetic tasks chose; once for tokens at an odd distance in pixels, and for several maps."""
-    two, passed = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
-    for a, b in zip(*(token_maps(model, page(50, 70), None).maps for model in (two, passed)), strict=True):
+def test_default_is_two_shifts_per_axis():
+    """Default of synthetic tasks; one pass for tokens at an odd distance in pixels, and for convolutional models."""
+    default, explicit = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
+    for a, b in zip(
+        *(token_maps(model, page(50, 70), None).maps for model in (default, explicit)), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
-    assert (two.shifts, two.pitch) == (2, 8)
+    assert (default.shifts, default.pitch) == (2, 8)
     assert TokenModel(NAME, weights="random", stride=1).shifts == 1
     assert TokenModel("test_resnet", weights="random").shifts == 1
     assert Features(FeatureConfig("tokens", model=NAME, weights="random")).config.token_shifts == 2
@@ -59,29 +61,29 @@ def test_two_looks_along_each_axis_where_nothing_is_said():
 @pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
 @pytest.mark.parametrize("stride", [8, 4])
-def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, stride):
-    plain, fine = (
+def test_tokens_without_attention_are_independent_of_the_stride(pos_embed, stride):
+    plain, dense = (
         without_attention(TokenModel(NAME, weights="random", pos_embed=pos_embed, stride=s))
         for s in (None, stride)
     )
-    # the grid of the model itself, one that is stretched, and one that is shrunk
+    # the grid of the model, a larger and a smaller one
     for side in ((160, 160), (192, 160), (64, 96)):
         image = torch.rand(1, 3, *side)
-        actual, expected = fine(image), plain(image)
+        actual, expected = dense(image), plain(image)
         step = 16 // stride
         assert actual.shape[1:3] == tuple((s - 16) // stride + 1 for s in side)
         torch.testing.assert_close(actual[:, ::step, ::step], expected, atol=2e-5, rtol=1e-5)
 
 
-def test_a_constant_page_is_constant_on_the_torus():
-    fine = TokenModel(NAME, weights="random", pos_embed="alibi2d", stride=8)
-    actual = fine(torch.full((1, 3, 80, 96), 0.3))
+def test_constant_pages_have_constant_tokens_on_the_torus():
+    dense = TokenModel(NAME, weights="random", pos_embed="alibi2d", stride=8)
+    actual = dense(torch.full((1, 3, 80, 96), 0.3))
     assert actual.std(dim=(1, 2)).max() < 1e-5
 
 
 @cases(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
-def test_every_token_is_at_its_own_pixels(stride, shifts):
-    """A page that grows along each axis: the mean of a patch is the position of its middle."""
+def test_tokens_are_at_the_centres_of_their_patches(stride, shifts):
+    """On a linear ramp, the mean of a patch is the position of its centre."""
     model = TokenModel(NAME, weights="random", pos_embed="none", stride=stride, shifts=shifts)
     mean, std = model._features.mean, model._features.std
 
@@ -99,68 +101,71 @@ def test_every_token_is_at_its_own_pixels(stride, shifts):
         pitch = stride // shifts
         for number, region in enumerate(maps.regions):
             assert maps.maps[number].shape[:2] == tuple((s - 16) // pitch + 1 for s in region.shape)
-            part = maps.inside(number)
+            interior = maps.inside(number)
             actual = maps.planes(number)
-            # away from the border of the page, where reflection bends the slope
+            # without the border of the page, where reflection bends the ramp
             top, left = (
-                max(16 - a, 16 - maps.crop(number)[i].start) for i, a in enumerate((part.top, part.left))
+                max(16 - a, 16 - maps.crop(number)[i].start)
+                for i, a in enumerate((interior.top, interior.left))
             )
             top, left = max(top, 0), max(left, 0)
-            rows, columns = part.shape
-            down = rows - max(16 - (70 - part.bottom), 16 - (region.shape[0] - maps.crop(number)[0].stop))
-            right = columns - max(16 - (90 - part.right), 16 - (region.shape[1] - maps.crop(number)[1].stop))
+            rows, columns = interior.shape
+            down = rows - max(16 - (70 - interior.bottom), 16 - (region.shape[0] - maps.crop(number)[0].stop))
+            right = columns - max(
+                16 - (90 - interior.right), 16 - (region.shape[1] - maps.crop(number)[1].stop)
+            )
             inner = actual[:, top : min(down, rows), left : min(right, columns)]
-            expected = grey[part.slices].transpose(2, 0, 1)[
+            expected = grey[interior.slices].transpose(2, 0, 1)[
                 :, top : min(down, rows), left : min(right, columns)
             ]
             assert inner.size
             np.testing.assert_allclose(inner, expected, atol=1e-5)
             at_y, at_x = (a.ravel() for a in np.mgrid[top : min(down, rows), left : min(right, columns)])
-            chosen = maps.at(number, at_y, at_x)
-            np.testing.assert_allclose(chosen, actual[:, at_y, at_x].T, atol=1e-6)
+            selected = maps.at(number, at_y, at_x)
+            np.testing.assert_allclose(selected, actual[:, at_y, at_x].T, atol=1e-6)
 
 
-def test_looks_are_the_maps_of_shifted_pages():
+def test_shifted_passes_interleave_maps_of_shifted_pages():
     model = TokenModel(NAME, weights="random", shifts=2)
-    framed = torch.rand(1, 3, 48 + 8, 64 + 8)
-    actual = model.shifted_passes(framed)
+    padded = torch.rand(1, 3, 48 + 8, 64 + 8)
+    actual = model.shifted_passes(padded)
     assert actual.shape[1:3] == (6, 8)
     for row in range(2):
         for column in range(2):
-            cut = framed[..., 8 * row : 8 * row + 48, 8 * column : 8 * column + 64]
-            assert torch.equal(actual[:, row::2, column::2], model(cut))
+            crop = padded[..., 8 * row : 8 * row + 48, 8 * column : 8 * column + 64]
+            assert torch.equal(actual[:, row::2, column::2], model(crop))
 
 
 @cases(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
-def test_looks_cover_small_pages_and_other_models(name, size):
+def test_shifted_passes_support_small_pages_and_resnets(name, size):
     model = TokenModel(name, weights="random", shifts=2)
     maps = token_maps(model, page(*size), None)
     maps.basis = TokenBasis.fit(maps.maps, 4, 0)
-    covered = np.zeros(size, int)
+    coverage = np.zeros(size, int)
     for number in range(len(maps.regions)):
-        part = maps.inside(number)
-        assert maps.planes(number).shape == (len(maps.basis.scale), *part.shape)
-        covered[part.slices] += 1
-    assert (covered > 0).all()
+        interior = maps.inside(number)
+        assert maps.planes(number).shape == (len(maps.basis.scale), *interior.shape)
+        coverage[interior.slices] += 1
+    assert (coverage > 0).all()
 
 
-def test_a_model_of_one_size_looks_several_times_too():
-    random = {"weights": "random", "shifts": 2}
-    model = TokenModel(NAME, **random)
+def test_shifted_passes_support_models_of_fixed_size():
+    kwargs = {"weights": "random", "shifts": 2}
+    model = TokenModel(NAME, **kwargs)
     model.flexible, model.size = False, (32, 32)
     maps = token_maps(model, page(50, 70), None)
     assert {region.shape for region in maps.regions} == {(40, 40)}
     assert {m.shape[:2] for m in maps.maps} == {(4, 4)}
 
 
-def test_blocks_are_joined_each_with_the_final_norm():
+def test_blocks_are_concatenated_after_the_final_norm():
     image = torch.rand(1, 3, 48, 64)
-    joined = TokenModel(NAME, weights="random", layers=(1, -1))
+    concatenated = TokenModel(NAME, weights="random", layers=(1, -1))
     (first, last) = (TokenModel(NAME, weights="random", layers=(i,)) for i in (1, 5))
-    assert torch.equal(joined(image), torch.cat([first(image), last(image)], -1))
+    assert torch.equal(concatenated(image), torch.cat([first(image), last(image)], -1))
     assert torch.equal(last(image), TokenModel(NAME, weights="random")(image))
     with torch.no_grad():
-        normalised = (image - joined._features.mean) / joined._features.std
+        normalised = (image - concatenated._features.mean) / concatenated._features.std
         x = first._model.patch_embed(normalised)
         x = first._model._pos_embed(x)
         for block in first._model.blocks[:2]:
@@ -169,46 +174,46 @@ def test_blocks_are_joined_each_with_the_final_norm():
     torch.testing.assert_close(first(image), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
+def test_pages_are_tiled_by_their_number_of_tokens(monkeypatch):
     monkeypatch.setattr(token_features, "MAX_TOKENS", 36)
-    plain, fine = (TokenModel(NAME, weights="random", stride=s, shifts=1) for s in (None, 4))
+    plain, dense = (TokenModel(NAME, weights="random", stride=s, shifts=1) for s in (None, 4))
     grey = page(96, 96)
     assert [r.shape for r in token_maps(plain, grey, None).regions] == [(96, 96)]
-    actual = token_maps(fine, grey, None)
+    actual = token_maps(dense, grey, None)
     assert len(actual.regions) > 1
     assert all(m.shape[0] * m.shape[1] <= 36 for m in actual.maps)
-    # a smaller tile than that is what memory trouble asks for
+    # out of memory halves this tile
     features = Features(FeatureConfig("tokens", model=NAME, weights="random", token_stride=8))
     assert features._model.tile == 48
 
 
-def test_what_makes_no_sense_is_refused_in_a_sentence():
+def test_invalid_options_raise():
     with pytest.raises(OptionError, match=r"token_stride=7 has no effect on features=filters. Use"):
         FeatureConfig(token_stride=7)
     with pytest.raises(OptionError, match=r"token_shifts=2 has no effect on vispe_micro, .*a timm model"):
         FeatureConfig("both", model="vispe_micro", token_shifts=2)
     with pytest.raises(OptionError, match=r"layers=\(3,\) has no effect on vispe_micro"):
         FeatureConfig("tokens", model="vispe_micro", layers=(3,))
-    for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": 1.5}, {"token_stride": True}):
+    for invalid in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": 1.5}, {"token_stride": True}):
         with pytest.raises(OptionError, match="needs an integer above 0"):
-            FeatureConfig("tokens", model=NAME, **wrong)
+            FeatureConfig("tokens", model=NAME, **invalid)
     for layers in ((), (3, 3)):
         with pytest.raises(OptionError, match="must be a non-empty list of distinct blocks"):
             FeatureConfig("tokens", model=NAME, layers=layers)
-    random = {"weights": "random"}
+    kwargs = {"weights": "random"}
     with pytest.raises(OptionError, match="token_stride must divide the patch size of 16 x 16 px, got 7 px"):
-        TokenModel(NAME, **random, stride=7)
+        TokenModel(NAME, **kwargs, stride=7)
     with pytest.raises(OptionError, match=r"token_shifts=3 does not divide the token stride of 16 px"):
-        TokenModel(NAME, **random, shifts=3)
+        TokenModel(NAME, **kwargs, shifts=3)
     with pytest.raises(OptionError, match="layer must be one of the 6 blocks of the model, got 6"):
-        TokenModel(NAME, **random, layers=(6,))
+        TokenModel(NAME, **kwargs, layers=(6,))
     with pytest.raises(OptionError, match=r"each of 6 blocks at most once, got 5, -1"):
-        TokenModel(NAME, **random, layers=(5, -1))
+        TokenModel(NAME, **kwargs, layers=(5, -1))
     with pytest.raises(UnsupportedCombination, match="depends on the spacing of tokens, got rpb"):
-        TokenModel(NAME, **random, pos_embed="rpb", stride=8)
+        TokenModel(NAME, **kwargs, pos_embed="rpb", stride=8)
     with pytest.raises(UnsupportedHost, match="patch embedding by one convolution, got ResNet"):
-        TokenModel("test_resnet", **random, stride=8)
+        TokenModel("test_resnet", **kwargs, stride=8)
     with pytest.raises(UnsupportedHost, match="maps of all blocks must have one size"):
-        TokenModel("test_resnet", **random, layers=(1,))
+        TokenModel("test_resnet", **kwargs, layers=(1,))
     with pytest.raises(OptionError, match=r"token_stride=8 needs a model for images of any size"):
         VisionModel(timm.create_model(NAME, dynamic_img_size=False).eval(), stride=8)

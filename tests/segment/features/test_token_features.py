@@ -32,7 +32,7 @@ def test_random_weights_depend_on_the_seed_only(model):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_tokens_are_the_normed_patch_tokens_of_timm(model):
+def test_tokens_are_the_normalised_patch_tokens_of_timm(model):
     grey = page(48, 80)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -48,20 +48,20 @@ def test_tokens_are_the_normed_patch_tokens_of_timm(model):
 
 @cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
 @cases("tile", [None, 48])
-def test_tiles_lie_on_patches_and_cover_the_page(model, size, tile):
+def test_tiles_are_aligned_to_patches_and_cover_the_page(model, size, tile):
     actual = token_maps(model, page(*size), tile)
-    covered = np.zeros(size, int)
+    coverage = np.zeros(size, int)
     actual.basis = basis = TokenBasis.fit(actual.maps, 8, 0)
     for number, region in enumerate(actual.regions):
         assert region.top % 16 == region.left % 16 == 0
-        part = actual.inside(number)
-        assert actual.planes(number).shape == (len(basis.scale), *part.shape)
-        covered[part.slices] += 1
-    assert (covered > 0).all()
+        interior = actual.inside(number)
+        assert actual.planes(number).shape == (len(basis.scale), *interior.shape)
+        coverage[interior.slices] += 1
+    assert (coverage > 0).all()
     assert bool(actual.notes) == (min(size) < 16)
 
 
-def test_other_channel_counts_are_put_side_by_side(model):
+def test_other_channel_counts_are_concatenated(model):
     two = page(32, 48, channels=2)
     actual = token_maps(model, two, None).maps[0]
     single = [token_maps(model, two[..., c : c + 1], None).maps[0] for c in range(2)]
@@ -70,7 +70,7 @@ def test_other_channel_counts_are_put_side_by_side(model):
     assert token_maps(model, page(32, 48, channels=3), None).maps[0].shape == (2, 3, width)
 
 
-def test_the_basis_is_standardised_with_fixed_signs(model):
+def test_basis_is_standardised_with_fixed_signs(model):
     maps = token_maps(model, page(160, 240), None).maps
     basis = TokenBasis.fit(maps, 32, 0)
     actual = basis.project(maps[0]).reshape(-1, len(basis.scale))
@@ -80,19 +80,19 @@ def test_the_basis_is_standardised_with_fixed_signs(model):
     assert (basis.components[np.arange(len(largest)), largest] > 0).all()
 
 
-def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
+def test_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
     monkeypatch.setattr("vispe.segment.features.token_basis._FIT_TOKENS", 30)
-    random = np.random.default_rng(0)
-    maps = [random.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
-    together = np.concatenate([m.reshape(-1, 5) for m in maps])
-    indices = np.sort(np.random.default_rng(3).permutation(len(together))[:30])
-    actual, expected = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[indices][None]], 4, 3)
+    rng = np.random.default_rng(0)
+    maps = [rng.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
+    tokens = np.concatenate([m.reshape(-1, 5) for m in maps])
+    indices = np.sort(np.random.default_rng(3).permutation(len(tokens))[:30])
+    actual, expected = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([tokens[indices][None]], 4, 3)
     for name, value in expected.tensors().items():
         np.testing.assert_array_equal(actual.tensors()[name], value)
 
 
 @pytest.mark.slow
-def test_labelled_pixels_get_the_features_of_the_pieces():
+def test_labelled_pixels_have_the_features_of_the_best_piece():
     features = Features(FeatureConfig("both", model=NAME, weights="random", tile=48))
     grey, valid = page(70, 90), np.ones((70, 90), bool)
     valid[3, 4] = False
@@ -112,7 +112,7 @@ def test_labelled_pixels_get_the_features_of_the_pieces():
         np.testing.assert_allclose(row, prepared.compute(best)[:, y - piece.top, x - piece.left], atol=1e-6)
 
 
-def test_a_checkpoint_is_loaded_whatever_its_head(model, tmp_path):
+def test_checkpoints_load_regardless_of_their_head(model, tmp_path):
     torch.manual_seed(3)
     source = timm.create_model(NAME, num_classes=10)
     torch.save(source.state_dict(), tmp_path / "own.pth")
@@ -125,10 +125,10 @@ def test_a_checkpoint_is_loaded_whatever_its_head(model, tmp_path):
     np.testing.assert_allclose(loaded(grey).reshape(expected.shape), expected, atol=1e-5)
 
 
-def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
+def test_mismatched_checkpoints_raise(tmp_path):
     state = timm.create_model(NAME).state_dict()
-    lost = {k: v for k, v in state.items() if k != "norm.bias"}
-    torch.save(lost, tmp_path / "lost.pth")
+    incomplete = {k: v for k, v in state.items() if k != "norm.bias"}
+    torch.save(incomplete, tmp_path / "lost.pth")
     with pytest.raises(InputError, match=r"lost\.pth does not fit the model: it lacks weights norm\.bias"):
         TokenModel(NAME, weights=str(tmp_path / "lost.pth"))
     torch.save({**state, "strange.weight": torch.ones(1)}, tmp_path / "more.pth")
@@ -141,15 +141,15 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         TokenModel(NAME, weights="gone.pth")
 
 
-def test_unknown_models_get_a_suggestion():
+def test_unknown_models_raise_with_a_suggestion():
     with pytest.raises(UnknownName, match=r"timm has no model 'vit_smal_patch16_224'.*vit_small_patch16_224"):
         TokenModel("vit_smal_patch16_224")
 
 
-def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
+def test_missing_weights_without_network_raise_immediately(monkeypatch):
     monkeypatch.setattr("vispe.backbones.timm.weights_on_disk", lambda name: None)
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # independent of the environment
 
     def unreachable(*_, timeout):
         assert timeout <= 5
@@ -160,19 +160,19 @@ def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
         TokenModel("vit_tiny_patch16_224")
 
 
-def test_a_convolutional_network_gives_tokens_too():
+def test_convolutional_networks_give_tokens():
     actual = token_maps(TokenModel("test_resnet", weights="random"), page(70, 50), None)
     assert actual.regions[0].shape == (96, 64)
     assert actual.maps[0].shape[:2] == (3, 2)
 
 
-def test_weights_that_changed_since_the_training_are_refused():
+def test_weights_changed_since_training_raise():
     config = FeatureConfig("tokens", model=NAME, weights="random", fingerprint="0" * 64)
     with pytest.raises(InputError, match="differ from those used in training"):
         Features(config)
 
 
-def test_options_without_effect_are_refused():
+def test_options_without_effect_raise():
     with pytest.raises(OptionError, match=r"model='vit_tiny_patch16_224' has no effect on features=filters"):
         FeatureConfig("filters", model="vit_tiny_patch16_224")
     with pytest.raises(OptionError, match="features='tokens' needs a model"):

@@ -1,4 +1,4 @@
-"""Reads files in a process of its own with little memory and time: `python run_alone.py FILE ...`, JSON lines out."""
+"""Reader of image files with limits on memory and time: `python run_alone.py FILE ...` prints JSON lines."""
 
 import contextlib
 import json
@@ -8,17 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-MEMORY = 6 << 30  # address space, of which the libraries take most
+MEMORY = 6 << 30  # address space; the libraries use most of it
 SECONDS = 20
 
 
-class TooLong(BaseException):
-    """Not an Exception, so that nothing but this program catches it."""
+class TimeLimitExceeded(BaseException):
+    """Exceeded time limit; not an Exception, so that only this program catches it."""
 
 
 def stop(*_: object) -> None:
-    """Interrupt what is running."""
-    raise TooLong
+    """Raise TimeLimitExceeded when the alarm fires."""
+    raise TimeLimitExceeded
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, stop)
     for path in sys.argv[1:]:
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        memory_before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         signal.alarm(SECONDS)
         with contextlib.ExitStack() as stack:
             stack.callback(signal.alarm, 0)
@@ -43,13 +43,15 @@ def main() -> None:
                 outcome, text = "read", str(read_image(path).notes)
             except VispeError as error:
                 outcome, text = "refused", str(error)
-            except TooLong:
+            except TimeLimitExceeded:
                 outcome, text = "hang", ""
             except Exception as error:
                 outcome, text = type(error).__name__, str(error)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory_after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = time.process_time() - start
-        sys.stdout.write(json.dumps([path, outcome, text, (after - before) >> 10, seconds]) + "\n")
+        sys.stdout.write(
+            json.dumps([path, outcome, text, (memory_after - memory_before) >> 10, seconds]) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command with files and names of every kind: exit codes, one line for each problem, complete outputs."""
+"""Command line with damaged files and unusual names: exit codes, one line per problem, complete outputs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ unix = pytest.mark.skipif(sys.platform == "win32", reason="such names and links 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model file for one channel, by filters."""
+    """A model file for one channel, with filter features."""
     folder = tmp_path_factory.mktemp("model")
     g = corpus.grey(np.uint8, 24, 30)
     g[:, 15:] //= 2
@@ -27,8 +27,8 @@ def model(tmp_path_factory):
     scribbles[::3, 3:12:2], scribbles[::3, 18:27:2] = 1, 2
     Image.fromarray(g).save(folder / "a.png")
     Image.fromarray(scribbles).save(folder / "l.png")
-    words = f"segment {folder}/a.png --labels {folder}/l.png --features filters -o {folder}/out"
-    assert main(words.split()) == 0
+    argv = f"segment {folder}/a.png --labels {folder}/l.png --features filters -o {folder}/out"
+    assert main(argv.split()) == 0
     return folder / "out/model.vispe"
 
 
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def vispe(capsys, *words):
-    """Run the command -> exit code, lines of stdout, lines of stderr; the lines are sane and the outputs complete."""
+    """Run the command -> exit code, lines of stdout and of stderr; check lines and outputs."""
     code = main([str(w) for w in words])
     captured = capsys.readouterr()
     assert code in (0, 1, 2)
@@ -59,7 +59,7 @@ def vispe(capsys, *words):
     return code, captured.out.splitlines(), lines
 
 
-def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(capsys, model, tmp_path):
+def test_bad_files_in_a_folder_are_skipped_with_one_line_each(capsys, model, tmp_path):
     files = dict(corpus.foreign())
     files |= {n: d for n, d, _ in corpus.hostile() if n.startswith(("header", "circle", "planes", "laughs"))}
     g = corpus.grey()
@@ -130,7 +130,7 @@ NAMES = [
 
 @unix
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_any_name_is_read_written_and_shown(capsys, model, name, tmp_path):
+def test_unusual_file_names_are_supported(capsys, model, name, tmp_path):
     name = os.fsdecode(name)
     try:
         Image.fromarray(corpus.grey()).save("plain.png")
@@ -154,7 +154,7 @@ def test_any_name_is_read_written_and_shown(capsys, model, name, tmp_path):
 
 
 @unix
-def test_links_in_a_circle_and_links_to_nothing_are_named(capsys, model):
+def test_cyclic_and_dangling_symlinks_are_reported(capsys, model):
     Path("a.png").symlink_to("b.png")
     Path("b.png").symlink_to("a.png")
     Path("c.png").symlink_to("nothing")
@@ -174,7 +174,7 @@ def test_links_in_a_circle_and_links_to_nothing_are_named(capsys, model):
 
 
 @unix
-def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_path):
+def test_missing_permissions_are_reported(capsys, model, tmp_path):
     Image.fromarray(corpus.grey()).save("a.png")
     Path("a.png").chmod(0)
     Path("shut").mkdir()
@@ -184,7 +184,7 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
     Path("open").chmod(0o777)
     words = [(model, "a.png"), (model, "shut"), (model, "shut/b.png")]
     user = os.geteuid()
-    if user == 0:  # root may read everything: act as somebody else meanwhile
+    if user == 0:  # root can read everything: run as another user
         for path in (tmp_path, model, *tmp_path.parents, *model.parents):
             if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
                 path.chmod(0o755)
@@ -199,14 +199,14 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
         Path("shut").chmod(0o755)
     for (_, name), (code, _, err) in zip(words, actual, strict=True):
         assert code == 2
-        # a model of a tiny image cannot compare others with it, which is said as well
+        # a model of a tiny image has no training summary for out-of-distribution checks, which adds a line
         err = [line for line in err if "no summary of its training images" not in line]
         assert len(err) == 1
         assert name in err[0]
         assert "ermission" in err[0]
 
 
-def test_a_folder_with_the_name_of_an_image_is_a_folder(capsys, model):
+def test_folders_with_an_image_suffix_are_read_as_folders(capsys, model):
     Path("a.png").mkdir()
     code, _, err = vispe(capsys, "apply", model, "a.png", "-o", "out")
     assert code == 2

@@ -1,4 +1,4 @@
-"""Files that claim more than they hold: refused in little time and memory, in a process of its own."""
+"""Files that declare more than they contain: rejected with little time and memory, in a separate process."""
 
 import json
 import os
@@ -25,16 +25,16 @@ unix = pytest.mark.skipif(sys.platform == "win32", reason="limits of memory and 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What came of each file: kind, text, MB more than before, seconds of CPU."""
+    """Outcome of each file: kind, text, increase of peak memory in MB, seconds of CPU."""
     folder = tmp_path_factory.mktemp("hostile")
     return read_alone(folder, {name: data for name, (data, _) in FILES.items()})
 
 
 def read_alone(folder, files):
-    """Read files in a process of its own -> {name: [kind, text, MB, seconds]}."""
+    """Read files in a separate process -> {name: [kind, text, MB, seconds]}."""
     paths = corpus.write(folder, files)
     root = str(Path(__file__).resolve().parents[3])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ALONE), *map(str, paths)],
         capture_output=True,
         text=True,
@@ -43,24 +43,24 @@ def read_alone(folder, files):
         cwd=root,
         env={**os.environ, "PYTHONPATH": root},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {Path(path).name: values for path, *values in map(json.loads, done.stdout.splitlines())}
+    assert process.returncode == 0, process.stderr[-2000:]
+    return {Path(path).name: values for path, *values in map(json.loads, process.stdout.splitlines())}
 
 
 @unix
 @cases("name", FILES)
-def test_hostile_files_are_refused_at_little_cost(outcomes, name):
-    kind, text, megabytes, seconds = outcomes[name]
-    assert kind == "refused", (kind, text)
-    assert re.search(FILES[name][1], text), text
-    assert name in text
-    assert "\n" not in text
-    assert len(text) < 600
+def test_malicious_files_raise_with_little_memory_and_time(outcomes, name):
+    kind, ome_xml, megabytes, seconds = outcomes[name]
+    assert kind == "refused", (kind, ome_xml)
+    assert re.search(FILES[name][1], ome_xml), ome_xml
+    assert name in ome_xml
+    assert "\n" not in ome_xml
+    assert len(ome_xml) < 600
     assert megabytes < 400
-    assert seconds < 15  # far above what any takes: a file that hangs takes hundreds
+    assert seconds < 15  # generous: a file that hangs takes hundreds of seconds
 
 
-def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
+def test_size_limit_depends_on_file_size_and_memory(monkeypatch, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(bytes(10_000_000))
     large = size_limits.LARGE
@@ -86,18 +86,18 @@ def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
 
 
 @unix
-def test_the_memory_is_that_of_the_machine_and_its_limits(monkeypatch):
+def test_machine_memory_respects_resource_limits(monkeypatch):
     import resource
 
-    plain = size_limits.machine_memory()
-    assert plain > 1 << 28
+    memory = size_limits.machine_memory()
+    assert memory > 1 << 28
     monkeypatch.setattr(resource, "getrlimit", lambda _: (123_456_789, resource.RLIM_INFINITY))
-    assert size_limits.machine_memory() == min(plain, 123_456_789)
+    assert size_limits.machine_memory() == min(memory, 123_456_789)
     monkeypatch.setattr("os.sysconf", lambda name: 1000)
     assert size_limits.machine_memory() == 1000 * 1000
 
 
-def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
+def test_label_images_of_the_expected_shape_may_compress_more(tmp_path, monkeypatch):
     monkeypatch.setattr(
         size_limits.check_size, "__kwdefaults__", {**size_limits.check_size.__kwdefaults__, "free": 1000}
     )
@@ -112,32 +112,32 @@ def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
         read_labels(tmp_path / "l.png", (1, 1000, 1000))
 
 
-def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
-    def much(*_, **__):
+def test_out_of_memory_is_an_input_error(monkeypatch, tmp_path):
+    def raise_memory_error(*_, **__):
         raise MemoryError("Unable to allocate 2.33 GiB")
 
     Image.fromarray(corpus.grey()).save(tmp_path / "a.png")
-    monkeypatch.setattr("vispe.images.read.image_file._plain_colours", much)
+    monkeypatch.setattr("vispe.images.read.image_file._plain_colours", raise_memory_error)
     with pytest.raises(InputError, match=r"a\.png: out of memory \(Unable to allocate 2\.33 GiB\)"):
         read_image(tmp_path / "a.png")
 
 
-def test_planes_in_a_file_of_the_same_folder_are_read_and_others_refused(tmp_path):
+def test_ome_planes_in_files_of_the_same_folder_are_read(tmp_path):
     import tifffile
 
     planes = [corpus.grey(np.uint8, 5, 7) for _ in range(2)]
-    inside = "".join(
+    tiff_data = "".join(
         f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{z}</UUID></TiffData>'
         for z, name in enumerate(("a.ome.tif", "b.ome.tif"))
     )
-    text = (
+    ome_xml = (
         '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{}">'
         '<Image ID="I"><Pixels ID="P" DimensionOrder="XYZCT" Type="uint8" SizeX="7" SizeY="5" SizeZ="2" SizeC="1" '
-        f'SizeT="1">{inside}</Pixels></Image></OME>'
+        f'SizeT="1">{tiff_data}</Pixels></Image></OME>'
     )
     for z, (name, plane) in enumerate(zip("ab", planes, strict=True)):
         tifffile.imwrite(
-            tmp_path / f"{name}.ome.tif", plane, description=text.replace("{}", str(z)), metadata=None
+            tmp_path / f"{name}.ome.tif", plane, description=ome_xml.replace("{}", str(z)), metadata=None
         )
     np.testing.assert_array_equal(read_image(tmp_path / "a.ome.tif").pages[..., 0], np.stack(planes))
     (tmp_path / "b.ome.tif").unlink()
@@ -148,7 +148,7 @@ def test_planes_in_a_file_of_the_same_folder_are_read_and_others_refused(tmp_pat
 @unix
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_any_entries_of_a_tiff_file_are_survived(tmp_path, seed):
+def test_random_tiff_tags_raise_only_vispe_errors(tmp_path, seed):
     good = [f for f in corpus.good() if f.data[:4] == b"II*\0"]
     files = {
         f"{seed}_{n}_{good[n % len(good)].name}": corpus.strange_tags(

@@ -1,4 +1,4 @@
-"""Labels, scribbles and legends of strangers: read as they are, or refused in one sentence."""
+"""Untrusted label images, scribbles and legends: read exactly or rejected with one error message."""
 
 import json
 from itertools import pairwise
@@ -22,16 +22,16 @@ SHAPE = (1, 12, 17)
 GOOD = [{"class": 1, "points": [[2, 3], [9, 3]]}, {"class": 2, "width": 3, "points": [[5, 8]]}]
 
 
-def strokes(tmp_path, content):
-    """Read scribbles -> labels; `content` is text, or made JSON."""
+def read_scribbles(tmp_path, content):
+    """Read scribbles -> labels; `content` is a text or an object to encode as JSON."""
     path = tmp_path / "s.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return read_labels(path, SHAPE)
 
 
-def with_(index, **changes):
-    """The good scribbles with one of them changed."""
-    return [{**stroke, **(changes if i == index else {})} for i, stroke in enumerate(GOOD)]
+def modified(index, **changes):
+    """Return the valid scribbles with changes to one of them."""
+    return [{**scribble, **(changes if i == index else {})} for i, scribble in enumerate(GOOD)]
 
 
 BAD = {
@@ -41,21 +41,21 @@ BAD = {
     "infinity": ('[{"class": 1, "points": [[-Infinity, 1]]}]', "-Infinity is not a JSON number"),
     "twice": ('[{"class": 1, "class": 2, "points": [[1, 1]]}]', "duplicate key 'class'"),
     "beyond": (
-        with_(0, points=[[10**400, 1]]),
+        modified(0, points=[[10**400, 1]]),
         r"points must be a non-empty list of \[x, y\] pairs of numbers",
     ),
-    "large": (with_(0, points=[[1e300, 1]]), "must be inside the image"),
-    "texts": (with_(0, points=[["1", "2"]]), "pairs of numbers"),
-    "true": (with_(0, points=[[True, False]]), "pairs of numbers"),
-    "ragged": (with_(0, points=[[1, 2], [3]]), "pairs of numbers"),
-    "solid": (with_(0, points=[[[1, 2]]]), "pairs of numbers"),
-    "none": (with_(0, points=[]), "pairs of numbers"),
-    "wide": (with_(1, width=10**9), "width must be an integer from 1 to 1024 px, got width=1000000000"),
-    "thin": (with_(1, width=0), "width=0"),
-    "half": (with_(1, width=2.5), r"width=2\.5"),
-    "page": (with_(1, page=10**18), "got 1000000000000000000"),
-    "negative": (with_(1, page=-1), "page=-1"),
-    "class": (with_(1, **{"class": -3}), "class=-3"),
+    "large": (modified(0, points=[[1e300, 1]]), "must be inside the image"),
+    "texts": (modified(0, points=[["1", "2"]]), "pairs of numbers"),
+    "true": (modified(0, points=[[True, False]]), "pairs of numbers"),
+    "ragged": (modified(0, points=[[1, 2], [3]]), "pairs of numbers"),
+    "solid": (modified(0, points=[[[1, 2]]]), "pairs of numbers"),
+    "none": (modified(0, points=[]), "pairs of numbers"),
+    "wide": (modified(1, width=10**9), "width must be an integer from 1 to 1024 px, got width=1000000000"),
+    "thin": (modified(1, width=0), "width=0"),
+    "half": (modified(1, width=2.5), r"width=2\.5"),
+    "page": (modified(1, page=10**18), "got 1000000000000000000"),
+    "negative": (modified(1, page=-1), "page=-1"),
+    "class": (modified(1, **{"class": -3}), "class=-3"),
     "object": ({"class": 1}, "must contain a list of strokes"),
     "number": (5, "must contain a list of strokes"),
     "html": ("<html></html>", "is not valid JSON: .* in line 1"),
@@ -64,27 +64,27 @@ BAD = {
 
 
 @cases("name", BAD)
-def test_strokes_that_cannot_be_drawn_are_refused(tmp_path, name):
+def test_invalid_scribbles_raise(tmp_path, name):
     with pytest.raises(InputError, match=rf"s\.json.*{BAD[name][1]}") as caught:
-        strokes(tmp_path, BAD[name][0])
+        read_scribbles(tmp_path, BAD[name][0])
     assert len(str(caught.value)) < 500
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_scribble_files_that_are_not_text_raise(tmp_path):
     for data in (b"\xff\xfe[\x00]\x00", b"\x80\x81", bytes(30)):
         (tmp_path / "s.json").write_bytes(data)
         with pytest.raises(InputError, match=r"s\.json (cannot be read as text|is not valid JSON)"):
             read_labels(tmp_path / "s.json", SHAPE)
 
 
-def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def test_json_files_above_the_size_limit_raise(tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.images.labels.json_files._JSON_BYTES", 50)
     with pytest.raises(InputError, match=r"s\.json must be at most 0 MB"):
-        strokes(tmp_path, GOOD)
+        read_scribbles(tmp_path, GOOD)
 
 
 @cases("width", [15, 16, 17, 18, 40, 101, 200])
-def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path, width):
+def test_wide_scribbles_equal_a_disk_moved_along_the_line(tmp_path, width):
     h, w = 61, 83
     points = [[3, 50], [70, 9], [70, 58], [12, 12]]
     (tmp_path / "s.json").write_text(
@@ -93,13 +93,13 @@ def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path,
         )
     )
     middle = 0.0 if width % 2 else 0.5
-    tip = np.stack(disk((middle, middle), width / 2))
+    disk_offsets = np.stack(disk((middle, middle), width / 2))
     expected = np.zeros((h, w), int)
     for (x0, y0), (x1, y1) in pairwise(points):
         for y, x in zip(*line(y0, x0, y1, x1), strict=True):
-            rows, columns = tip + np.array([[y], [x]])
-            stored = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
-            expected[rows[stored], columns[stored]] = 1
+            rows, columns = disk_offsets + np.array([[y], [x]])
+            is_inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+            expected[rows[is_inside], columns[is_inside]] = 1
     expected[line(0, 0, 60, 82)] = 2
     actual = read_labels(tmp_path / "s.json", (1, h, w))
     np.testing.assert_array_equal(actual.values[0], expected)
@@ -110,7 +110,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=12,
 )
-NEAR = st.lists(
+SCRIBBLES = st.lists(
     st.fixed_dictionaries(
         {},
         optional={
@@ -127,11 +127,11 @@ NEAR = st.lists(
     | JSON,
     max_size=4,
 )
-FEW = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-def tried(path):
-    """Read any labels: sane ones, or one sentence."""
+def check_labels(path):
+    """Check that any file gives valid labels or raises VispeError."""
     try:
         actual = read_labels(path, SHAPE)
     except VispeError:
@@ -142,23 +142,23 @@ def tried(path):
     assert len(np.unique(actual.values[actual.values > 0])) >= 2
 
 
-@settings(max_examples=40, derandomize=True, **FEW)
-@given(content=NEAR | JSON)
-def test_any_json_is_strokes_or_refused(tmp_path, content):
+@settings(max_examples=40, derandomize=True, **SETTINGS)
+@given(content=SCRIBBLES | JSON)
+def test_random_json_is_valid_scribbles_or_raises(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
-    tried(tmp_path / "s.json")
+    check_labels(tmp_path / "s.json")
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, **FEW)
-@given(content=NEAR | JSON)
-def test_much_json_is_strokes_or_refused(tmp_path, content):
+@settings(max_examples=1000, **SETTINGS)
+@given(content=SCRIBBLES | JSON)
+def test_random_json_is_valid_scribbles_or_raises_1000_examples(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
-    tried(tmp_path / "s.json")
+    check_labels(tmp_path / "s.json")
 
 
-def legend(path, content):
-    """Read any legend: sane names, or one sentence."""
+def check_legend(path, content):
+    """Check that any legend gives valid class names or raises VispeError."""
     path.write_text(json.dumps(content))
     try:
         naming = read_names(None, path)
@@ -171,21 +171,21 @@ def legend(path, content):
 KEYS = st.text(max_size=3) | st.integers(0, 300).map(str) | st.sampled_from(["#ff0000", "#00FF00", "#12"])
 
 
-@settings(max_examples=40, derandomize=True, **FEW)
+@settings(max_examples=40, derandomize=True, **SETTINGS)
 @given(
     content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
 )
-def test_any_json_is_a_legend_or_refused(tmp_path, content):
-    legend(tmp_path / "l.json", content)
+def test_random_json_is_a_valid_legend_or_raises(tmp_path, content):
+    check_legend(tmp_path / "l.json", content)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, **FEW)
+@settings(max_examples=1000, **SETTINGS)
 @given(
     content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
 )
-def test_much_json_is_a_legend_or_refused(tmp_path, content):
-    legend(tmp_path / "l.json", content)
+def test_random_json_is_a_valid_legend_or_raises_1000_examples(tmp_path, content):
+    check_legend(tmp_path / "l.json", content)
 
 
 @cases(
@@ -202,13 +202,13 @@ def test_much_json_is_a_legend_or_refused(tmp_path, content):
         ("[]", "class names must be non-empty texts"),
     ],
 )
-def test_legends_that_name_no_classes_are_refused(tmp_path, text, reason):
+def test_invalid_legends_raise(tmp_path, text, reason):
     (tmp_path / "l.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=rf"l\.json.*{reason}"):
         read_names(None, tmp_path / "l.json")
 
 
-def test_names_of_any_script_are_preserved(tmp_path):
+def test_unicode_class_names_are_preserved(tmp_path):
     names = ["Ferrit δ", "空隙", "μ-Phase №2", "a\u00a0b", "זווית"]
     (tmp_path / "l.json").write_text(json.dumps(names))
     assert read_names(None, tmp_path / "l.json").names == tuple(names)
@@ -228,7 +228,7 @@ def test_names_of_any_script_are_preserved(tmp_path):
         (np.array([[1j, 1]]), "values must be real numbers, got complex128"),
     ],
 )
-def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
+def test_label_images_with_invalid_values_raise(tmp_path, values, reason):
     tifffile.imwrite(tmp_path / "l.tif", values)
     for read in (lambda p: read_labels(p, (1, 1, 2)), lambda p: read_truth(p, (1, 1, 2))):
         with pytest.raises(InputError, match=rf"l\.tif: {reason}"):
@@ -236,7 +236,7 @@ def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
 
 
 @cases("kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"])
-def test_label_images_of_any_type_are_exact(tmp_path, kind):
+def test_label_images_of_any_dtype_are_read_exactly(tmp_path, kind):
     values = np.array([[0, 1, 1], [1, 0, 1]]) if kind == "bool" else np.array([[0, 1, 2], [2, 0, 1]])
     tifffile.imwrite(tmp_path / "l.tif", values.astype(kind), photometric="minisblack")
     if kind == "bool":
@@ -246,16 +246,16 @@ def test_label_images_of_any_type_are_exact(tmp_path, kind):
         np.testing.assert_array_equal(read_labels(tmp_path / "l.tif", (1, 2, 3)).values[0], values)
 
 
-def test_damaged_label_files_are_refused_or_read_whole(tmp_path):
+def test_damaged_label_files_raise_or_are_read_exactly(tmp_path):
     labels = np.zeros(SHAPE[1:], np.uint8)
     labels[2, :9], labels[8, :9] = 1, 2
     Image.fromarray(labels).save(tmp_path / "l.png")
     data = (tmp_path / "l.png").read_bytes()
-    for what, broken in corpus.damaged(data, 25, seed=1):
-        (tmp_path / "l.png").write_bytes(broken)
+    for damage, corrupted in corpus.damaged(data, 25, seed=1):
+        (tmp_path / "l.png").write_bytes(corrupted)
         try:
             actual = read_labels(tmp_path / "l.png", SHAPE)
         except InputError:
             continue
-        np.testing.assert_array_equal(actual.values[0], labels, err_msg=what)
-        assert actual.notes or broken == data
+        np.testing.assert_array_equal(actual.values[0], labels, err_msg=damage)
+        assert actual.notes or corrupted == data

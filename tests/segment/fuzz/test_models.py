@@ -1,4 +1,4 @@
-"""Model files of strangers: nothing in them runs, and each is refused in one sentence."""
+"""Untrusted model files: nothing in them is executed, and each raises one error message."""
 
 import hashlib
 import io
@@ -35,8 +35,8 @@ X, Y = RNG.random((90, 26)).astype(np.float32), RNG.integers(1, 4, 90)
 KINDS = ("ensemble", "logistic", "forest", "boosting", "kmeans", "spectral")
 
 
-def fitted(kind):
-    """A classifier of 26 features, as filters give."""
+def fit_classifier(kind):
+    """Return a classifier fitted to 26 features, the number of the filters."""
     if kind in ("kmeans", "spectral"):
         return PixelClusters(3, kind, seed=5).fit(X, X[:, 0])
     classifier = PixelClassifier(kind, 3, seed=5)
@@ -49,8 +49,8 @@ def fitted(kind):
     return classifier.fit(X, Y)
 
 
-def saved(folder, classifier):
-    """A model file."""
+def save_to(folder, classifier):
+    """Save a model file with this classifier and return its path."""
     model = Model(
         FeatureConfig(),
         classifier,
@@ -68,30 +68,30 @@ def saved(folder, classifier):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The bytes of a model file of each kind."""
+    """Bytes of a valid model file of each kind."""
     folder = tmp_path_factory.mktemp("models")
-    return {kind: saved(folder, fitted(kind)).read_bytes() for kind in KINDS}
+    return {kind: save_to(folder, fit_classifier(kind)).read_bytes() for kind in KINDS}
 
 
-def changed(path, data, *, card=None, compression=zipfile.ZIP_STORED, **members):
-    """Write a model file with other members or entries of the card, with right checksums."""
+def write_modified(path, data, *, card=None, compression=zipfile.ZIP_STORED, **members):
+    """Write a model file with modified members or entries of the card, and with correct checksums."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        actual = {name: archive.read(name) for name in archive.namelist()}
-    actual |= {
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents |= {
         {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[k]: v for k, v in members.items()
     }
-    head = json.loads(actual.pop("card.json"))
-    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in actual.items()}
-    head |= card or {}
+    new_card = json.loads(contents.pop("card.json"))
+    new_card["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items()}
+    new_card |= card or {}
     with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("card.json", head if isinstance(head, bytes) else json.dumps(head))
-        for name, part in actual.items():
+        archive.writestr("card.json", new_card if isinstance(new_card, bytes) else json.dumps(new_card))
+        for name, part in contents.items():
             archive.writestr(name, part)
     return path
 
 
-def refused(path, pattern):
-    """The file is refused by the library and by the command, in one line."""
+def assert_rejected(path, pattern):
+    """Assert that loading raises a one-line message that names the file."""
     with pytest.raises(InputError, match=pattern) as caught:
         load_model(path)
     text = str(caught.value)
@@ -101,13 +101,13 @@ def refused(path, pattern):
 
 
 @cases("kind", KINDS)
-def test_honest_models_pass_every_check(tmp_path, plain, kind):
+def test_valid_models_load_and_predict_equally(tmp_path, plain, kind):
     (tmp_path / "m.vispe").write_bytes(plain[kind])
     actual = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
-    np.testing.assert_allclose(actual, fitted(kind).probabilities(X), atol=1e-6)
+    np.testing.assert_allclose(actual, fit_classifier(kind).probabilities(X), atol=1e-6)
 
 
-def test_few_types_are_trusted_in_addition_to_those_of_skops():
+def test_trusted_types_beyond_those_of_skops():
     assert sorted(TRUSTED) == [
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
         "sklearn.tree._tree.Tree",
@@ -118,7 +118,7 @@ def test_few_types_are_trusted_in_addition_to_those_of_skops():
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when unpickled."""
 
     def __init__(self, target):
         self.target = str(target)
@@ -128,14 +128,14 @@ class Payload:
 
 
 def schema_of(data):
-    """The parts of an estimator file, its schema parsed."""
+    """Return the parsed schema and the members of an estimator file."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     return json.loads(parts["schema.json"]), parts
 
 
-def packed(parts, schema=None, extra=()):
-    """An estimator file of these parts."""
+def pack_estimator(parts, schema=None, extra=()):
+    """Return an estimator file with these members."""
     stream = io.BytesIO()
     if schema is not None:
         parts = {**parts, "schema.json": json.dumps(schema).encode()}
@@ -146,26 +146,28 @@ def packed(parts, schema=None, extra=()):
 
 
 def estimator_of(data):
-    """The estimator file inside a model file."""
+    """Return the estimator file in a model file."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return archive.read("estimator.skops")
 
 
-def test_no_pickle_is_read_wherever_it_is(tmp_path, plain):
+def test_pickles_in_any_member_are_never_loaded(tmp_path, plain):
     sentinel = tmp_path / "ran"
     attack = pickle.dumps(Payload(sentinel))
     (tmp_path / "p.vispe").write_bytes(attack)
-    refused(tmp_path / "p.vispe", "not a complete vispe model file")
+    assert_rejected(tmp_path / "p.vispe", "not a complete vispe model file")
     for kind, member in (("forest", "estimator"), ("logistic", "tensors")):
-        path = changed(tmp_path / "m.vispe", plain[kind], **{member: attack})
-        refused(path, "is damaged: (its estimator cannot be read|.*header)|is damaged")
+        path = write_modified(tmp_path / "m.vispe", plain[kind], **{member: attack})
+        assert_rejected(path, "is damaged: (its estimator cannot be read|.*header)|is damaged")
     _, parts = schema_of(estimator_of(plain["forest"]))
     array = next(name for name in parts if name.endswith(".npy"))
     stream = io.BytesIO()
     np.save(stream, np.array([Payload(sentinel)], object), allow_pickle=True)
-    for disguise in (attack, stream.getvalue()):
-        path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed({**parts, array: disguise}))
-        refused(path, r"cannot load the estimator|was rejected|is damaged")
+    for payload in (attack, stream.getvalue()):
+        path = write_modified(
+            tmp_path / "m.vispe", plain["forest"], estimator=pack_estimator({**parts, array: payload})
+        )
+        assert_rejected(path, r"cannot load the estimator|was rejected|is damaged")
     assert not sentinel.exists()
 
 
@@ -197,27 +199,29 @@ CALLS = {
 
 
 @cases("name", CALLS)
-def test_types_and_functions_of_elsewhere_are_refused(tmp_path, plain, name, monkeypatch):
+def test_untrusted_types_and_functions_raise(tmp_path, plain, name, monkeypatch):
     def never(*_, **__):
         raise AssertionError("something was executed")
 
-    for position in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
-        monkeypatch.setattr(position, never)
+    for function in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
+        monkeypatch.setattr(function, never)
     schema, parts = schema_of(estimator_of(plain["forest"]))
     for root in (True, False):
-        strange = {"__id__": 987654321, **CALLS[name]}
+        node = {"__id__": 987654321, **CALLS[name]}
         if not root:
-            strange, inner = schema, strange
-            strange["content"]["content"]["base_estimator_"] = inner
-        head = {**strange, "protocol": schema["protocol"], "_skops_version": schema["_skops_version"]}
-        path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, head))
-        refused(
+            node, inner = schema, node
+            node["content"]["content"]["base_estimator_"] = inner
+        new_schema = {**node, "protocol": schema["protocol"], "_skops_version": schema["_skops_version"]}
+        path = write_modified(
+            tmp_path / "m.vispe", plain["forest"], estimator=pack_estimator(parts, new_schema)
+        )
+        assert_rejected(
             path,
             r"rejected: its estimator contains untrusted types|its estimator cannot be read|cannot load the estimator",
         )
 
 
-def test_estimators_that_would_call_things_are_refused_though_skops_trusts_their_types(tmp_path, plain):
+def test_estimators_that_could_call_functions_raise(tmp_path, plain):
     steps = make_pipeline(StandardScaler(), FunctionTransformer(np.exp)).fit(X)
     for kind, estimator in (
         ("kmeans", steps),
@@ -225,62 +229,64 @@ def test_estimators_that_would_call_things_are_refused_though_skops_trusts_their
         ("forest", BaggingClassifier(n_estimators=2).fit(X, Y)),
         ("forest", RandomForestClassifier(2)),
     ):
-        path = changed(tmp_path / "m.vispe", plain[kind], estimator=skops.io.dumps(estimator))
-        refused(
+        path = write_modified(tmp_path / "m.vispe", plain[kind], estimator=skops.io.dumps(estimator))
+        assert_rejected(
             path, r"was rejected: its \w+ classifier was not written by vispe|contains a BaggingClassifier"
         )
     assert not (tmp_path / "cache").exists()
 
 
 @cases("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
-def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
+def test_members_with_paths_outside_the_archive_raise(tmp_path, plain, name):
     _, parts = schema_of(estimator_of(plain["forest"]))
-    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, extra=[(name, b"x")]))
-    refused(path, rf"was rejected: its estimator contains {re.escape(repr(name))}")
-    before = sorted(tmp_path.iterdir())
+    path = write_modified(
+        tmp_path / "m.vispe", plain["forest"], estimator=pack_estimator(parts, extra=[(name, b"x")])
+    )
+    assert_rejected(path, rf"was rejected: its estimator contains {re.escape(repr(name))}")
+    files_before = sorted(tmp_path.iterdir())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("../../elsewhere.txt", "x")
     with pytest.raises(InputError):
         load_model(path)
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.iterdir()) == files_before
 
 
 # --- sizes ---
 
 
-def test_members_that_unpack_to_far_more_are_refused(tmp_path, plain, monkeypatch):
+def test_members_with_extreme_compression_ratios_raise(tmp_path, plain, monkeypatch):
     monkeypatch.setattr("vispe.segment.model.archive._FREE", 1_000_000)
     for member in ("estimator", "tensors"):
         data = {member: bytes(3_000_000)}
-        path = changed(tmp_path / "m.vispe", plain["forest"], compression=zipfile.ZIP_DEFLATED, **data)
-        refused(path, rf"was rejected: {member}\.\w+ would unpack from \d+ to 3000000 bytes")
+        path = write_modified(tmp_path / "m.vispe", plain["forest"], compression=zipfile.ZIP_DEFLATED, **data)
+        assert_rejected(path, rf"was rejected: {member}\.\w+ would unpack from \d+ to 3000000 bytes")
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("schema.json", b" " * 3_000_000)
-    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=stream.getvalue())
-    refused(path, r"was rejected: schema\.json would unpack")
+    path = write_modified(tmp_path / "m.vispe", plain["forest"], estimator=stream.getvalue())
+    assert_rejected(path, r"was rejected: schema\.json would unpack")
 
 
-def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path, plain):
+def test_oversized_array_headers_and_deep_schemas_raise(tmp_path, plain):
     _, parts = schema_of(estimator_of(plain["forest"]))
     array = next(name for name in parts if name.endswith(".npy"))
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
-    path = changed(
-        tmp_path / "m.vispe", plain["forest"], estimator=packed({**parts, array: stream.getvalue()})
+    path = write_modified(
+        tmp_path / "m.vispe", plain["forest"], estimator=pack_estimator({**parts, array: stream.getvalue()})
     )
-    refused(path, "cannot load the estimator|was rejected")
-    deep = {**parts, "schema.json": b'{"a":' * 100_000}
-    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(deep))
-    refused(path, "its estimator cannot be read")
+    assert_rejected(path, "cannot load the estimator|was rejected")
+    nested = {**parts, "schema.json": b'{"a":' * 100_000}
+    path = write_modified(tmp_path / "m.vispe", plain["forest"], estimator=pack_estimator(nested))
+    assert_rejected(path, "its estimator cannot be read")
 
 
 # --- numbers ---
 
 
 @cases("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
-def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, what):
-    forest = fitted("forest").estimator
+def test_forests_with_invalid_nodes_raise(tmp_path, plain, what):
+    forest = fit_classifier("forest").estimator
     tree = forest.estimators_[1].tree_
     state = tree.__getstate__()
     nodes = state["nodes"].copy()
@@ -296,26 +302,26 @@ def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain
     else:
         values[-1] = np.nan
     tree.__setstate__({**state, "nodes": nodes, "values": values})
-    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=skops.io.dumps(forest))
-    refused(path, r"its forest classifier was not written by vispe \((branches|a branch|leaves)")
+    path = write_modified(tmp_path / "m.vispe", plain["forest"], estimator=skops.io.dumps(forest))
+    assert_rejected(path, r"its forest classifier was not written by vispe \((branches|a branch|leaves)")
 
 
-def replaced(array, index, value):
-    """Return a copy of an array with another element."""
-    copied = array.copy()
-    copied[index] = value
-    return copied
+def replace_element(array, index, value):
+    """Return a copy of an array with one element replaced."""
+    copy = array.copy()
+    copy[index] = value
+    return copy
 
 
 ENSEMBLES = {
-    "circle": lambda t: {"trees.left": replaced(t["trees.left"], 0, 0)},
-    "outside": lambda t: {"trees.right": replaced(t["trees.right"], 0, 10**6)},
-    "next tree": lambda t: {"trees.right": replaced(t["trees.right"], 0, t["trees.sizes"][0])},
-    "negative": lambda t: {"trees.left": replaced(t["trees.left"], 0, -7)},
-    "half": lambda t: {"trees.right": replaced(t["trees.right"], 0, -1)},
-    "feature": lambda t: {"trees.feature": replaced(t["trees.feature"], 0, 26)},
-    "threshold": lambda t: {"trees.threshold": replaced(t["trees.threshold"], 0, np.nan)},
-    "value": lambda t: {"trees.value": replaced(t["trees.value"], -1, 9)},
+    "circle": lambda t: {"trees.left": replace_element(t["trees.left"], 0, 0)},
+    "outside": lambda t: {"trees.right": replace_element(t["trees.right"], 0, 10**6)},
+    "next tree": lambda t: {"trees.right": replace_element(t["trees.right"], 0, t["trees.sizes"][0])},
+    "negative": lambda t: {"trees.left": replace_element(t["trees.left"], 0, -7)},
+    "half": lambda t: {"trees.right": replace_element(t["trees.right"], 0, -1)},
+    "feature": lambda t: {"trees.feature": replace_element(t["trees.feature"], 0, 26)},
+    "threshold": lambda t: {"trees.threshold": replace_element(t["trees.threshold"], 0, np.nan)},
+    "value": lambda t: {"trees.value": replace_element(t["trees.value"], -1, 9)},
     "negative value": lambda t: {"trees.value": -t["trees.value"]},
     "sizes": lambda t: {"trees.sizes": t["trees.sizes"] + 1},
     "no size": lambda t: {"trees.sizes": np.append(t["trees.sizes"], 0)},
@@ -331,26 +337,26 @@ ENSEMBLES = {
 
 
 @cases("what", ENSEMBLES)
-def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
+def test_ensembles_of_inconsistent_arrays_raise(tmp_path, plain, what):
     from safetensors.numpy import load
 
     with zipfile.ZipFile(io.BytesIO(plain["ensemble"])) as archive:
         assert archive.namelist() == ["card.json", "tensors.safetensors"]
         tensors = load(archive.read("tensors.safetensors"))
-    path = changed(
+    path = write_modified(
         tmp_path / "m.vispe", plain["ensemble"], tensors=save({**tensors, **ENSEMBLES[what](tensors)})
     )
     with pytest.raises(InputError, match=r"inconsistent|non-finite"):
         load_model(path)
     del tensors["trees.feature"]
-    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save(tensors))
+    path = write_modified(tmp_path / "m.vispe", plain["ensemble"], tensors=save(tensors))
     with pytest.raises(InputError, match=r"without trees\.feature"):
         load_model(path)
 
 
 @cases("what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"])
-def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
-    boosting = fitted("boosting").estimator
+def test_boosting_with_invalid_nodes_raises(tmp_path, plain, what):
+    boosting = fit_classifier("boosting").estimator
     nodes = boosting._predictors[2][1].nodes
     if what in ("circle", "outside"):
         nodes["right"][0] = 0 if what == "circle" else 4_000_000_000
@@ -366,20 +372,20 @@ def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
         boosting._preprocessor = FunctionTransformer(np.exp)
     else:
         boosting._predictors[0] = boosting._predictors[0][:2]
-    path = changed(tmp_path / "m.vispe", plain["boosting"], estimator=skops.io.dumps(boosting))
-    refused(path, "its boosting classifier was not written by vispe")
+    path = write_modified(tmp_path / "m.vispe", plain["boosting"], estimator=skops.io.dumps(boosting))
+    assert_rejected(path, "its boosting classifier was not written by vispe")
 
 
 @cases("name", ["cluster_centers_", "mean_", "scale_", "zero"])
-def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
-    pipeline = fitted("kmeans").estimator
+def test_clusters_with_nan_or_zero_scale_raise(tmp_path, plain, name):
+    pipeline = fit_classifier("kmeans").estimator
     step = pipeline[-1] if name == "cluster_centers_" else pipeline[0]
     if name == "zero":
         step.scale_[3] = 0
     else:
         getattr(step, name).flat[2] = np.nan
-    path = changed(tmp_path / "m.vispe", plain["kmeans"], estimator=skops.io.dumps(pipeline))
-    refused(path, "its kmeans classifier was not written by vispe")
+    path = write_modified(tmp_path / "m.vispe", plain["kmeans"], estimator=skops.io.dumps(pipeline))
+    assert_rejected(path, "its kmeans classifier was not written by vispe")
 
 
 @cases(
@@ -399,13 +405,13 @@ def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
         ("logistic", {"basis.odd": np.zeros(4, np.float32)}),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(tmp_path, plain, kind, tensors):
+def test_inconsistent_tensors_raise(tmp_path, plain, kind, tensors):
     with zipfile.ZipFile(io.BytesIO(plain[kind])) as archive:
         has_tensors = "tensors.safetensors" in archive.namelist()
         from safetensors.numpy import load
 
         arrays = load(archive.read("tensors.safetensors")) if has_tensors else {}
-    path = changed(tmp_path / "m.vispe", plain[kind], tensors=save({**arrays, **tensors}))
+    path = write_modified(tmp_path / "m.vispe", plain[kind], tensors=save({**arrays, **tensors}))
     with pytest.raises(InputError, match=r"are inconsistent|non-finite values|not finite"):
         load_model(path)
 
@@ -439,34 +445,34 @@ CARDS = {
 
 
 @cases("name", CARDS)
-def test_cards_that_make_no_sense_are_refused(tmp_path, plain, name):
+def test_cards_with_invalid_entries_raise(tmp_path, plain, name):
     card, pattern = CARDS[name]
-    path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"], card=card)
     with pytest.raises(VispeError, match=pattern) as caught:
         load_model(path)
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_card_that_is_no_card_is_refused(tmp_path, plain):
+def test_cards_that_are_not_json_objects_raise(tmp_path, plain):
     for text in ("[" * 100_000, "[]", "null", '{"format": 1' + "0" * 6000 + "}", "\xff"):
         path = tmp_path / "m.vispe"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("card.json", text.encode("latin-1"))
-        refused(path, "not a complete vispe model file|is not a segmentation model")
+        assert_rejected(path, "not a complete vispe model file|is not a segmentation model")
 
 
 @cases("weights", ["../evil.pth", "/dev/zero"])
-def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, monkeypatch, capsys, weights):
+def test_weights_named_in_a_card_are_never_unpickled(tmp_path, plain, monkeypatch, capsys, weights):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     sentinel = tmp_path / "ran"
-    for position in (tmp_path / "evil.pth", Path("evil.pth")):
-        position.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
+    for weights_path in (tmp_path / "evil.pth", Path("evil.pth")):
+        weights_path.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
     for model in ("test_vit", "vispe_micro"):
         features = {"kind": "both", "sigmas": [1.0], "model": model, "weights": weights}
-        path = changed(Path("m.vispe"), plain["logistic"], card={"features": features})
+        path = write_modified(Path("m.vispe"), plain["logistic"], card={"features": features})
         Image.fromarray(corpus.grey()).save("a.png")
         assert main(["apply", str(path), "a.png", "-o", "out"]) == 2
         message = capsys.readouterr().err
@@ -481,32 +487,34 @@ def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, mo
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6))
-def test_damaged_models_are_refused_or_the_same(tmp_path, plain, kind, seed):
-    damage(tmp_path, plain[kind], seed, 2)
+def test_damaged_models_raise_or_predict_equally(tmp_path, plain, kind, seed):
+    check_damaged(tmp_path, plain[kind], seed, 2)
 
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6))
-def test_much_damage_is_refused_or_leaves_the_same(tmp_path, plain, kind, seed):
-    damage(tmp_path, plain[kind], seed, 6)
+def test_damaged_models_raise_or_predict_equally_300_examples(tmp_path, plain, kind, seed):
+    check_damaged(tmp_path, plain[kind], seed, 6)
 
 
-def damage(folder, data, seed, count):
-    """Break a model file; what is read still predicts as before."""
+def check_damaged(folder, data, seed, count):
+    """Check that damaged copies of a model file raise or predict as the original."""
     path = folder / "m.vispe"
-    for what, broken in corpus.damaged(data, count, seed):
-        path.write_bytes(broken)
+    for damage, corrupted in corpus.damaged(data, count, seed):
+        path.write_bytes(corrupted)
         try:
             actual = load_model(path)
         except VispeError:
             continue
         path.write_bytes(data)
         expected = load_model(path).classifier.probabilities(X[:9])
-        np.testing.assert_allclose(actual.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
+        np.testing.assert_allclose(
+            actual.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=damage
+        )
 
 
-# --- untrusted cards, once more: lengths, foreign members, downloads ---
+# --- untrusted cards: lengths, unknown members, downloads ---
 
 
 LONG = {
@@ -532,53 +540,62 @@ LONG = {
 
 
 @cases("case", LONG)
-def test_cards_are_as_long_as_they_need_to_be(tmp_path, plain, case):
+def test_cards_with_oversized_entries_raise(tmp_path, plain, case):
     card, pattern = LONG[case]
-    refused(changed(tmp_path / "m.vispe", plain["logistic"], card=card), pattern)
+    assert_rejected(write_modified(tmp_path / "m.vispe", plain["logistic"], card=card), pattern)
 
 
-def test_a_card_that_is_nested_without_end(tmp_path, plain):
-    path = changed(tmp_path / "m.vispe", plain["logistic"])
+def test_deeply_nested_cards_raise(tmp_path, plain):
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     parts["card.json"] = parts["card.json"].rstrip()[:-1] + b', "x": ' + b"[" * 99_999 + b"]" * 99_999 + b"}"
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
-    refused(path, "is not a complete vispe model file|nested more than 16")
+    assert_rejected(path, "is not a complete vispe model file|nested more than 16")
 
 
 @cases("name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500])
-def test_foreign_members_are_refused(tmp_path, plain, name):
-    path = changed(tmp_path / "m.vispe", plain["logistic"])
+def test_unknown_members_raise(tmp_path, plain, name):
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, b"x")
-    refused(path, "was rejected: it contains '.*', unknown in models of vispe")
+    assert_rejected(path, "was rejected: it contains '.*', unknown in models of vispe")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @cases("name", ["card.json", "tensors.safetensors"])
-def test_a_member_that_is_there_twice_is_refused(tmp_path, plain, name):
-    path = changed(tmp_path / "m.vispe", plain["logistic"])
+def test_duplicate_members_raise(tmp_path, plain, name):
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, archive.read(name))
-    refused(path, "was rejected: it contains a duplicate name")
+    assert_rejected(path, "was rejected: it contains a duplicate name")
 
 
-def test_a_card_that_says_a_thing_twice_is_refused(tmp_path, plain):
-    path = changed(tmp_path / "m.vispe", plain["logistic"])
+def test_duplicate_keys_in_a_card_raise(tmp_path, plain):
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     parts["card.json"] = parts["card.json"].rstrip()[:-1] + b', "seed": 9}'
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
-    refused(path, "duplicate key 'seed'")
+    assert_rejected(path, "duplicate key 'seed'")
 
 
-def test_what_is_written_can_be_read(tmp_path):
+def test_class_names_above_200_characters_raise_on_save(tmp_path):
     model = Model(
-        FeatureConfig(), fitted("logistic"), ("a" * 200, "b", "c"), None, "stack", (0.5, 99.5), 1, 5, None, {}
+        FeatureConfig(),
+        fit_classifier("logistic"),
+        ("a" * 200, "b", "c"),
+        None,
+        "stack",
+        (0.5, 99.5),
+        1,
+        5,
+        None,
+        {},
     )
     load_model(save_model(tmp_path / "m.vispe", model))
     with pytest.raises(InputError, match="names of up to 200 characters"):
@@ -587,7 +604,7 @@ def test_what_is_written_can_be_read(tmp_path):
 
 
 @cases("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
-def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch, capsys, name):
+def test_apply_contacts_no_server_without_allow_download(tmp_path, plain, monkeypatch, capsys, name):
     requested = []
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -599,15 +616,15 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     with zipfile.ZipFile(io.BytesIO(plain["logistic"])) as archive:
         features = json.loads(archive.read("card.json"))["features"]
     card = {"features": {**features, "kind": "tokens", "model": name}}
-    path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
+    path = write_modified(tmp_path / "m.vispe", plain["logistic"], card=card)
     Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "a.png")
-    words = ["apply", str(path), str(tmp_path / "a.png"), "-o", str(tmp_path / "out")]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert f"the pretrained weights of {name} are not on this disk" in said
-    assert "--allow-download" in said
+    argv = ["apply", str(path), str(tmp_path / "a.png"), "-o", str(tmp_path / "out")]
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert f"the pretrained weights of {name} are not on this disk" in message
+    assert "--allow-download" in message
     assert requested == []
     assert not (tmp_path / "out").exists()
-    assert main([*words, "--allow-download"]) == 2
+    assert main([*argv, "--allow-download"]) == 2
     assert "nobody answers" in capsys.readouterr().err
     assert len(requested) == 1

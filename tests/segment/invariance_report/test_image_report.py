@@ -24,7 +24,7 @@ from vispe.segment.types import PostProcessing
 
 
 def scene(seed=0, height=64, width=96):
-    """Dark discs on a bright ground with noise, and scribbles."""
+    """Make a noisy image of dark discs on a bright background, and its scribbles."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     mask = np.zeros((height, width), bool)
@@ -35,8 +35,8 @@ def scene(seed=0, height=64, width=96):
     return np.clip(grey, 0, 255).astype(np.uint8), scribbles
 
 
-def vispe(words):
-    return main(words.split())
+def vispe(command):
+    return main(command.split())
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """The figure takes a second, and most tests do not look at it."""
+def without_figure(monkeypatch):
+    """Replace the figure: it takes a second, and most tests do not use it."""
     monkeypatch.setattr(image_report, "plot_trust", lambda *_: None)
     monkeypatch.setattr(image_report, "rendered", lambda _: np.zeros((1, 1, 3), np.uint8))
 
 
 @pytest.mark.slow
-def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
-    words = "segment a.png --labels drawn.png --features filters --classes ground,disc"
-    assert vispe(f"{words} -o plain") == 0
+def test_trust_adds_a_figure_a_map_and_columns(folder, capsys):
+    command = "segment a.png --labels drawn.png --features filters --classes ground,disc"
+    assert vispe(f"{command} -o plain") == 0
     assert "trust" not in capsys.readouterr().out
-    assert vispe(f"{words} --trust -o out") == 0
+    assert vispe(f"{command} --trust -o out") == 0
     line = capsys.readouterr().out.strip()
-    saved = json.loads(Path("out/report.json").read_text())
-    record = saved["images"][0]
+    report = json.loads(Path("out/report.json").read_text())
+    record = report["images"][0]
     actual = record["trust"]
     assert line.endswith(f"; trust: {actual['brief']} -> out/a_seg.png")
     assert {p.name for p in Path("out").iterdir()} - {p.name for p in Path("plain").iterdir()} == {
@@ -84,12 +84,12 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     assert actual["page"] == 0
     assert actual["classes"]["disc"]["fraction"] == pytest.approx(record["map_fractions"]["disc"])
     assert 0 < actual["seconds"] <= record["seconds"]
-    assert vispe(f"{words} --trust -o plain") == 2
+    assert vispe(f"{command} --trust -o plain") == 2
     assert "plain/a_seg.png" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_files_hold_what_the_library_finds(folder, undrawn):
+def test_result_files_equal_the_library_result(folder, without_figure):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     report = apply("out/model.vispe", ["a.png"], "more", post=PostProcessing(smooth=1), trust=True)
     loaded = load_model("out/model.vispe")
@@ -110,11 +110,11 @@ def test_the_files_hold_what_the_library_finds(folder, undrawn):
     np.testing.assert_array_equal(
         np.asarray(Image.open("more/a_disagreement.png")), uncertainty_image(actual.disagreement)
     )
-    assert actual.level == "steady"  # filters turn with the image
+    assert actual.level == "steady"  # filters are rotation-equivariant
     assert record["agreement_by_family"]["turned"] > 0.999
 
 
-def test_a_stack_is_judged_by_its_middle_page(folder, undrawn):
+def test_trust_report_of_a_stack_is_that_of_its_middle_page(folder, without_figure):
     pages = np.stack([scene(seed)[0] for seed in range(3)])
     tifffile.imwrite("s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
@@ -127,7 +127,7 @@ def test_a_stack_is_judged_by_its_middle_page(folder, undrawn):
     assert np.asarray(Image.open("more/s_disagreement.png")).shape == labels.shape
 
 
-def test_a_report_is_not_overwritten(folder, undrawn):
+def test_existing_trust_files_are_not_overwritten(folder, without_figure):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     Path("more").mkdir()
     Path("more/a_disagreement.png").write_bytes(b"mine")
@@ -140,18 +140,18 @@ def test_a_report_is_not_overwritten(folder, undrawn):
 
 
 @pytest.mark.slow
-def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undrawn, monkeypatch):
+def test_out_of_memory_restarts_all_poses_with_smaller_tiles(folder, without_figure, monkeypatch):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     small = apply("out/model.vispe", ["a.png"], "small", tile=256, trust=True).images[0]["trust"]
-    plain, calls = prediction.predict_page, []
+    original, calls = prediction.predict_page, []
 
-    def sometimes(page, valid, features, *args):
+    def fail_once(page, valid, features, *args):
         calls.append(features.tile)
         if len(calls) == 5:
             raise MemoryError
-        return plain(page, valid, features, *args)
+        return original(page, valid, features, *args)
 
-    monkeypatch.setattr(prediction, "predict_page", sometimes)
+    monkeypatch.setattr(prediction, "predict_page", fail_once)
     report = apply("out/model.vispe", ["a.png"], "more", trust=True)
     assert report.notes == ["out of memory: the tile was halved to 256 px."]
     assert calls == [None] * 5 + [256] * (RUNS + 1)
@@ -161,31 +161,31 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 96), (40, 30)])
-def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
+def test_progress_covers_every_pose(folder, without_figure, size):
     events = []
 
-    class Ears(ProgressCallbacks):
+    class StepRecorder(ProgressCallbacks):
         def step(self, share):
             events.append(share)
 
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     Image.fromarray(scene(1, *size)[0]).save("b.png")
-    report = apply("out/model.vispe", ["b.png"], "more", trust=True, watch=Ears())
+    report = apply("out/model.vispe", ["b.png"], "more", trust=True, watch=StepRecorder())
     assert sum(events) == pytest.approx(1)
     assert bool(report.images[0]["trust"]["notes"]) == (size == (40, 30))
 
 
 @pytest.mark.slow
-def test_clusters_can_be_trusted_too(folder, undrawn, capsys):
+def test_trust_supports_clusters(folder, without_figure, capsys):
     assert vispe("segment a.png --cluster 2 --trust -o out --json") == 0
     actual = json.loads(capsys.readouterr().out)["images"][0]["trust"]
     assert list(actual["classes"]) == ["cluster 1", "cluster 2"]
 
 
-def test_words_can_be_trusted_too(folder, undrawn, capsys):
-    from tests.segment.text.common import planted  # brings open_clip along
+def test_trust_supports_text_prompts(folder, without_figure, capsys):
+    from tests.segment.text.common import planted  # imports open_clip
 
-    model = planted(folder / "planted")  # sees grey levels in patches of 8 px, wherever they lie
+    model = planted(folder / "planted")  # classifies patches of 8 px by grey level, independent of position
     mask = np.zeros((64, 80), bool)
     mask[:, 24:56] = True
     Image.fromarray(np.where(mask, 190, 40).astype(np.uint8)).save("b.png")
@@ -197,7 +197,7 @@ def test_words_can_be_trusted_too(folder, undrawn, capsys):
 
 
 @pytest.mark.slow
-def test_vispe_micro_is_equivariant_on_images_of_whole_patches(folder, undrawn):
+def test_vispe_micro_is_equivariant_on_images_of_whole_patches(folder, without_figure):
     report = segment(["a.png"], "out", labels=["drawn.png"], trust=True)
     actual = report.images[0]["trust"]
     assert report.run["model"] == "vispe_micro"
@@ -211,7 +211,7 @@ def test_vispe_micro_is_equivariant_on_images_of_whole_patches(folder, undrawn):
     assert agreement["hflip"] < agreement["vflip"]
 
 
-def test_learned_positions_are_detected(folder, undrawn):
+def test_learned_position_embeddings_are_detected(folder, without_figure):
     tokens = FeatureConfig("tokens", model="test_vit", weights="random")
     actual = segment(["a.png"], "out", labels=["drawn.png"], features=tokens, trust=True).images[0]["trust"]
     assert actual["agreement_by_family"]["turned"] < 0.97
@@ -220,7 +220,7 @@ def test_learned_positions_are_detected(folder, undrawn):
 
 
 @cases(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
-def test_any_report_can_be_drawn(size, count):
+def test_figure_supports_any_size_and_class_count(size, count):
     page = np.random.default_rng(0).random((*size, 2), np.float32)
     valid = np.ones(size, bool)
     valid[: size[0] // 2, :9] = False
@@ -240,7 +240,7 @@ def test_any_report_can_be_drawn(size, count):
     assert (image == 255).all(-1).mean() < 0.97
 
 
-def test_a_page_without_data_is_drawn():
+def test_figure_supports_pages_without_data():
     page = np.zeros((20, 30, 1), np.float32)
     actual = measure_invariance(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
     assert rendered(plot_trust(actual, page)).ndim == 3

@@ -26,18 +26,18 @@ def everywhere(p):
 
 
 def by_level(p, valid):
-    """Three classes by grey level alone: no pose changes anything."""
+    """Return three classes by grey level only, which is invariant to every pose."""
     return np.where(valid, 1 + np.digitize(p[..., 0], [0.3, 0.6]), 0)
 
 
 def by_row(p, valid):
-    """Class 2 where it is bright, and only in the upper half of the frame."""
+    """Return class 2 for bright pixels in the upper half of the frame."""
     rows = np.arange(len(p))[:, None] < len(p) / 2
     return 1 + ((p[..., 0] > 0.5) & rows)
 
 
 def by_patch(p, valid, side=8):
-    """The class of the mean of each patch, on a grid that starts at the top left."""
+    """Return the class of the mean of each patch, on a grid that starts at the top left corner."""
     h, w = valid.shape
     rows, columns = np.arange(0, h, side), np.arange(0, w, side)
     sums = np.add.reduceat(np.add.reduceat(p[..., 0].astype(np.float64), rows, 0), columns, 1)
@@ -46,42 +46,45 @@ def by_patch(p, valid, side=8):
 
 
 def oracle(p, valid, predict, count, shifts):
-    """Every number of a report, pixel by pixel."""
+    """Compute all numbers of a report with plain loops over pixels."""
     h, w = valid.shape
-    first = predict(p, valid)
+    reference = predict(p, valid)
     poses = []
     for g in D4[1:]:
-        position = g.apply(np.arange(h * w).reshape(h, w))
-        actual = predict(p.reshape(h * w, -1)[position], valid.ravel()[position])
-        back = np.zeros(h * w, int)
-        for target, here in np.ndenumerate(position):
-            back[here] = actual[target]
-        poses.append((g.name, "mirrored" if g.flip else "turned", back.reshape(h, w)))
+        indices = g.apply(np.arange(h * w).reshape(h, w))
+        actual = predict(p.reshape(h * w, -1)[indices], valid.ravel()[indices])
+        restored = np.zeros(h * w, int)
+        for target, index in np.ndenumerate(indices):
+            restored[index] = actual[target]
+        poses.append((g.name, "mirrored" if g.flip else "turned", restored.reshape(h, w)))
     mirror = lambda i, n: -i - 1 if i < 0 else 2 * n - 1 - i if i >= n else i  # noqa: E731
     for dy, dx in shifts:
-        moved, data = np.empty_like(p), np.empty_like(valid)
+        shifted, shifted_valid = np.empty_like(p), np.empty_like(valid)
         for y in range(h):
             for x in range(w):
                 source = mirror(y - dy, h), mirror(x - dx, w)
-                moved[y, x], data[y, x] = p[source], valid[source]
-        actual, back = predict(moved, data), np.zeros((h, w), int)
+                shifted[y, x], shifted_valid[y, x] = p[source], valid[source]
+        actual, restored = predict(shifted, shifted_valid), np.zeros((h, w), int)
         for y in range(h):
             for x in range(w):
                 if 0 <= y + dy < h and 0 <= x + dx < w:
-                    back[y, x] = actual[y + dy, x + dx]
-        poses.append((f"shift ({dy}, {dx}) px", "shifted", back))
+                    restored[y, x] = actual[y + dy, x + dx]
+        poses.append((f"shift ({dy}, {dx}) px", "shifted", restored))
     common = np.zeros((h, w), bool)
     for y in range(h):
         for x in range(w):
             common[y, x] = all(0 <= y + dy < h and 0 <= x + dx < w for dy, dx in shifts)
     rows, disagreement = {}, np.full((h, w), np.nan)
-    for name, family, back in poses:
-        where = valid & common if family == "shifted" else valid
-        change = [100 * (np.mean(back[where] == k) - np.mean(first[where] == k)) for k in range(1, count + 1)]
-        rows[name] = family, change, np.mean(back[where] == first[where]), where.sum()
+    for name, family, restored in poses:
+        region = valid & common if family == "shifted" else valid
+        change = [
+            100 * (np.mean(restored[region] == k) - np.mean(reference[region] == k))
+            for k in range(1, count + 1)
+        ]
+        rows[name] = family, change, np.mean(restored[region] == reference[region]), region.sum()
     for y, x in np.argwhere(valid):
-        recorded = [first[y, x], *(b[y, x] for *_, b in poses if b[y, x])]
-        disagreement[y, x] = 1 - max(recorded.count(k) for k in recorded) / len(recorded)
+        votes = [reference[y, x], *(b[y, x] for *_, b in poses if b[y, x])]
+        disagreement[y, x] = 1 - max(votes.count(k) for k in votes) / len(votes)
     return rows, disagreement
 
 
@@ -96,22 +99,22 @@ def oracle(p, valid, predict, count, shifts):
         ShiftMargin(1, 2, 0, 3),
     ],
 )
-def test_moves_are_inverted_where_they_show_the_image(move, size):
+def test_undo_inverts_apply_inside_the_image(move, size):
     labels = np.arange(1, 1 + size[0] * size[1]).reshape(size)
     planes = np.stack([labels, -labels])
-    moved = move.apply(planes)
-    np.testing.assert_array_equal(moved[0], move.apply(labels))
-    np.testing.assert_array_equal(moved[1], -moved[0])
-    assert set(np.unique(moved[0])) <= set(labels.ravel())
-    back = move.undo(moved[0])
-    np.testing.assert_array_equal(back[back > 0], labels[back > 0])
-    lost = {ShiftedFrame: lambda m: (abs(m.dy), abs(m.dx)), ShiftMargin: lambda m: (3, 3)}.get(
+    transformed = move.apply(planes)
+    np.testing.assert_array_equal(transformed[0], move.apply(labels))
+    np.testing.assert_array_equal(transformed[1], -transformed[0])
+    assert set(np.unique(transformed[0])) <= set(labels.ravel())
+    restored = move.undo(transformed[0])
+    np.testing.assert_array_equal(restored[restored > 0], labels[restored > 0])
+    lost_size = {ShiftedFrame: lambda m: (abs(m.dy), abs(m.dx)), ShiftMargin: lambda m: (3, 3)}.get(
         type(move), lambda m: (0, 0)
     )(move)
-    assert (back > 0).sum() == (size[0] - lost[0]) * (size[1] - lost[1])
+    assert (restored > 0).sum() == (size[0] - lost_size[0]) * (size[1] - lost_size[1])
 
 
-def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
+def test_shifts_move_down_and_right_with_mirrored_borders():
     np.testing.assert_array_equal(ShiftedFrame(0, 2).apply(np.array([[1, 2, 3, 4]])), [[2, 1, 1, 2]])
     np.testing.assert_array_equal(ShiftedFrame(-1, 0).apply(np.array([[1], [2], [3]])), [[2], [3], [3]])
     np.testing.assert_array_equal(ShiftedFrame(0, 2).undo(np.array([[1, 2, 3, 4]])), [[3, 4, 0, 0]])
@@ -124,7 +127,7 @@ def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
 @cases("holes", [False, True])
 @cases("size", [(33, 26), (24, 24)])
 @cases("kind", ["row and column", "patch"])
-def test_every_number_is_that_of_plain_loops(kind, size, holes):
+def test_report_equals_plain_loops(kind, size, holes):
     def predict(p, valid):
         if kind == "patch":
             return np.where(valid, by_patch(p, valid, 5) + (p[..., 1] > 0.8), 0)
@@ -154,7 +157,7 @@ def test_every_number_is_that_of_plain_loops(kind, size, holes):
 
 
 @cases("size", SIZES)
-def test_a_position_independent_rule_is_steady(size):
+def test_position_independent_rules_are_steady(size):
     p = page(*size)
     valid = everywhere(p)
     valid[5:20, 7:30] = False
@@ -177,17 +180,17 @@ def test_a_position_independent_rule_is_steady(size):
     assert actual.to_dict()["changes_at_borders"] is None
 
 
-def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
+def test_orientation_dependent_rules_have_the_expected_spread():
     p = np.zeros((120, 160, 1), np.float32)
-    p[:60] = 1  # bright above: seen at rest, not seen upside down, half seen on its side
+    p[:60] = 1  # bright upper half: class 2 has 50 %, 0 % after a rotation by 180 degrees, 25 % by 90 degrees
     actual = measure_invariance(p, everywhere(p), by_row, ["matrix", "band"])
-    share = {q.name: q.fractions[1] for q in actual.poses}
-    assert actual.fractions[1] == share["hflip"] == 50
-    assert share["rot180"] == share["vflip"] == 0
-    assert {share[name] for name in ("rot90", "rot270", "transpose", "antitranspose")} == {25}
+    fraction = {q.name: q.fractions[1] for q in actual.poses}
+    assert actual.fractions[1] == fraction["hflip"] == 50
+    assert fraction["rot180"] == fraction["vflip"] == 0
+    assert {fraction[name] for name in ("rot90", "rot270", "transpose", "antitranspose")} == {25}
     change = {q.name: q.change[1] for q in actual.poses}
     assert change["shift (-3, 5) px"] == pytest.approx(0)
-    # rows of the band below the middle, of the frame's
+    # rows of the band below the middle, relative to the rows of the common frame
     assert change["shift (8, -7) px"] == pytest.approx(-800 / 101)
     assert change["shift (16, 16) px"] == pytest.approx(-1600 / 101)
     for family, expected, pixels in (
@@ -205,14 +208,15 @@ def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
         "borders 50.0 % change."
     )
     assert actual.brief == "strong, matrix by 50 pp (floor <0.01)"
-    assert actual.agreement == 0.5  # all of the band changes, nothing else
+    assert actual.agreement == 0.5  # only pixels of the band change
     np.testing.assert_array_equal(actual.disagreement[60:], 0)
-    assert actual.disagreement[5, 10] == pytest.approx(4 / 11)  # two upside down, two of four on the side
+    # both poses by 180 degrees and two of four by 90 degrees
+    assert actual.disagreement[5, 10] == pytest.approx(4 / 11)
     assert actual.at_borders == pytest.approx(2 / 60)
     assert actual.inside == 0.5
 
 
-def test_of_equal_classes_the_rarest_is_named():
+def test_verdict_names_the_rarest_of_equally_dependent_classes():
     p = np.zeros((120, 160, 1), np.float32)
     p[:40] = 1
     for names in (["ground", "band"], ["matrix", "carbide"]):
@@ -222,7 +226,7 @@ def test_of_equal_classes_the_rarest_is_named():
         )
 
 
-def test_a_grid_of_patches_is_detected_by_shifts_alone():
+def test_patch_grids_are_detected_only_by_shifts():
     p = page(64, 96)
     actual = measure_invariance(p, everywhere(p), by_patch, "ab")
     assert not actual.phase_spread("turned").any()
@@ -234,51 +238,51 @@ def test_a_grid_of_patches_is_detected_by_shifts_alone():
     assert change["shift (-3, 5) px"] > 0
 
 
-def test_the_floor_is_what_a_second_look_changes():
-    draws = np.random.default_rng(0)
+def test_floor_is_the_change_of_a_repeated_prediction():
+    rng = np.random.default_rng(0)
 
-    def unsteady(p, valid):
-        return 1 + (p[..., 0] + draws.normal(0, 0.1, valid.shape) > 0.5)
+    def noisy_rule(p, valid):
+        return 1 + (p[..., 0] + rng.normal(0, 0.1, valid.shape) > 0.5)
 
     p = page(64, 48)
-    actual = measure_invariance(p, everywhere(p), unsteady, "ab")
-    repeated = actual.controls[0]
-    assert repeated.name == "identity"
-    assert repeated.agreement < 0.95
-    floor = max(abs(repeated.change[0]), 100 / p.size)
+    actual = measure_invariance(p, everywhere(p), noisy_rule, "ab")
+    control = actual.controls[0]
+    assert control.name == "identity"
+    assert control.agreement < 0.95
+    floor = max(abs(control.change[0]), 100 / p.size)
     assert actual.floor("turned")[0] == actual.floor("mirrored")[0] == pytest.approx(floor)
 
 
-def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
+def test_floor_of_shifts_is_the_change_by_the_lost_margin():
     def against_the_mean(p, valid):
         return 1 + (p[..., 0] > p.mean())
 
     p = page(64, 64)
-    p[-16:] *= 0.2  # what the largest shift takes out of the frame
+    p[-16:] *= 0.2  # rows that the largest shift moves out of the frame
     actual = measure_invariance(p, everywhere(p), against_the_mean, "ab")
     assert not actual.phase_spread("turned").any()
     assert actual.floor("shifted")[0] > 5
     assert actual.floor("turned")[0] == pytest.approx(100 / 64**2)
-    rim = ShiftMargin.of(SHIFTS)
-    assert actual.controls[1].pixels == rim.frame(64, 64).sum() == 45 * 41
+    margin = ShiftMargin.of(SHIFTS)
+    assert actual.controls[1].pixels == margin.frame(64, 64).sum() == 45 * 41
     assert actual.effect("shifted")[0] < actual.phase_spread("shifted")[0]
     assert actual.to_dict()["classes"]["a"]["floor_pp"]["shifted"] == pytest.approx(
         actual.floor("shifted")[0]
     )
 
 
-def test_angles_have_a_floor_of_their_own():
+def test_angles_have_a_separate_floor():
     y, x = np.mgrid[:97, :120]
     p = (0.5 + 0.5 * np.sin(x / 9) * np.cos(y / 7)).astype(np.float32)[..., None]
     steady = measure_invariance(
         p, everywhere(p), lambda q, v: 1 + (q[..., 0] > 0.6), "ab", angles=(90, 30), shifts=()
     )
-    quarter, tilted = (q for q in steady.poses if q.family == "angles")
-    assert quarter.name == "90°"
-    assert quarter.agreement == 1
-    assert not quarter.change.any()
-    assert tilted.agreement > 0.97
-    assert np.abs(tilted.change).max() < 0.5
+    rotated_90, rotated_30 = (q for q in steady.poses if q.family == "angles")
+    assert rotated_90.name == "90°"
+    assert rotated_90.agreement == 1
+    assert not rotated_90.change.any()
+    assert rotated_30.agreement > 0.97
+    assert np.abs(rotated_30.change).max() < 0.5
     assert [c.name for c in steady.controls[1:]] == [
         "90°, labels turned",
         "90°, round trip",
@@ -287,19 +291,19 @@ def test_angles_have_a_floor_of_their_own():
     ]
     assert steady.level == "steady"
     assert steady.notes == ("angles are compared on a disc of 80 px in the centre of 97 x 120 px.",)
-    biased = measure_invariance(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
-    assert biased.phase_spread("angles")[0] > 3 * biased.floor("angles")[0]
-    assert "rotated by other angles (floor" in biased.verdict
+    dependent = measure_invariance(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
+    assert dependent.phase_spread("angles")[0] > 3 * dependent.floor("angles")[0]
+    assert "rotated by other angles (floor" in dependent.verdict
     holes = everywhere(p)
     holes[30:50, 40:60] = False
     actual = measure_invariance(
         p, holes, lambda q, v: np.where(v, 1 + (q[..., 0] > 0.6), 0), "ab", angles=(45,), shifts=()
     )
-    assert actual.poses[-1].pixels < tilted.pixels
+    assert actual.poses[-1].pixels < rotated_30.pixels
     assert np.abs(actual.poses[-1].change).max() < 1
 
 
-def test_a_prediction_that_is_known_is_not_made_again():
+def test_a_given_prediction_is_not_recomputed():
     p, calls, events = page(64, 64), [], []
 
     def predict(q, valid):
@@ -310,15 +314,15 @@ def test_a_prediction_that_is_known_is_not_made_again():
         )
 
     first = predict(p, everywhere(p))
-    known = measure_invariance(p, everywhere(p), predict, "abc", still=first, step=events.append)
+    report = measure_invariance(p, everywhere(p), predict, "abc", still=first, step=events.append)
     assert len(calls) - 1 == RUNS == len(events)
     assert sum(events) == pytest.approx(1)
     measure_invariance(p, everywhere(p), predict, "abc")
     assert len(calls) - 1 == 2 * RUNS + 1
-    assert known.level == "steady"
+    assert report.level == "steady"
 
 
-def test_shifts_that_do_not_fit_are_left_out_and_said():
+def test_shifts_too_large_for_the_image_are_skipped_and_noted():
     assert valid_shifts([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
     p = page(20, 70)
     actual = measure_invariance(p, everywhere(p), by_level, "abc")
@@ -346,39 +350,39 @@ def test_a_page_without_data_has_nothing_to_compare():
     ("share", "lost", "level"),
     [(40, 0.5, "steady"), (40, 2, "mild"), (40, 6, "strong"), (2, 0.5, "mild"), (0.6, 0.4, "strong")],
 )
-def test_levels_go_by_points_and_for_rare_classes_by_their_share(share, lost, level):
+def test_levels_depend_on_points_and_for_rare_classes_on_fractions(share, lost, level):
     p = np.zeros((100, 100, 1), np.float32)
     p.ravel()[: int(share * 100)] = 1
 
-    def some_lost(q, valid):
+    def lose_pixels(q, valid):
         labels = 1 + (q[..., 0] > 0)
-        if q[0, 0] == 0 or q[-1, 0] > 0:  # not the way it stands
+        if q[0, 0] == 0 or q[-1, 0] > 0:  # not the original pose
             bright = np.flatnonzero(labels == 2)
             labels.ravel()[bright[: int(lost * 100)]] = 1
         return labels
 
-    actual = measure_invariance(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
+    actual = measure_invariance(p, everywhere(p), lose_pixels, ["rest", "phase"], shifts=())
     np.testing.assert_allclose(actual.phase_spread("turned")[1], lost)
     assert actual.levels[1] == level
     assert actual.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
 
 
 @cases(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
-def test_swapped_classes_are_detected_though_no_fraction_changes(columns, level):
+def test_moved_classes_are_detected_at_constant_fractions(columns, level):
     p = page(80, 160)
 
     def left_and_right(q, valid):
-        """Class 2 in a strip at the beginning of the longer side, wherever that is."""
+        """Return class 2 for a strip at the start of the longer axis."""
         labels = np.ones(valid.shape, int)
-        along = labels if labels.shape[1] >= labels.shape[0] else labels.T
-        along[:, :columns] = 2
+        transposed = labels if labels.shape[1] >= labels.shape[0] else labels.T
+        transposed[:, :columns] = 2
         return labels
 
     actual = measure_invariance(p, everywhere(p), left_and_right, "ab", shifts=())
     assert not actual.phase_spread("turned").any()
     assert actual.levels == ("steady", "steady")
     assert actual.pixel_level == actual.level == level
-    inner = max(columns - 2, 0) + columns  # of the strip, and of the one on the other side
+    inner = max(columns - 2, 0) + columns  # of the strip and of the mirrored strip
     assert actual.inside == pytest.approx(inner / (160 - min(columns, 2) - 2))
     if level == "strong":
         assert actual.brief == "strong, 50.0 % of pixels away from borders change"

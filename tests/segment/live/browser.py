@@ -92,13 +92,13 @@ class Browser:
     def drag(self, *points, button="left"):
         """Press at the first point, move over the others, and release."""
 
-        def mouse(kind, position):
+        def mouse(kind, point):
             buttons = {"left": 1, "right": 2}[button]
             self.send(
                 "Input.dispatchMouseEvent",
                 type=kind,
-                x=position[0],
-                y=position[1],
+                x=point[0],
+                y=point[1],
                 button=button,
                 buttons=buttons,
                 clickCount=1,

@@ -259,9 +259,8 @@ def test_windows_do_not_overwrite_scribbles_of_each_other(server, image, path):
     names = ["a", "b"]
     first, second = ({"names": names, "window": w, "revision": 0, "strokes": scribbles[:1]} for w in "12")
     assert send_request(server, "/update", first)[0] == 200
-    assert (
-        send_request(server, "/update", {**first, "strokes": scribbles})[0] == 200
-    )  # before the first answer is read
+    # before the first response is read
+    assert send_request(server, "/update", {**first, "strokes": scribbles})[0] == 200
     status, _, body = send_request(server, path, second)
     assert status == 409
     assert "changed in another window. Reload this page" in json.loads(body)["error"]

@@ -8,42 +8,42 @@ from vispe.segment.materials.correlation import lag_counts, two_point_correlatio
 
 
 def naive(mask, reach):
-    """Count pairs at every lag by shifting."""
+    """Count pairs at every lag with plain loops over shifts."""
     h, w = mask.shape
     out = np.zeros((2 * reach + 1, 2 * reach + 1), int)
     for a in range(-reach, reach + 1):
         for b in range(-reach, reach + 1):
             first = mask[max(0, -a) : h - max(0, a), max(0, -b) : w - max(0, b)]
-            moved = mask[max(0, a) : h + min(0, a), max(0, b) : w + min(0, b)]
-            out[a + reach, b + reach] = (first & moved).sum()
+            shifted = mask[max(0, a) : h + min(0, a), max(0, b) : w + min(0, b)]
+            out[a + reach, b + reach] = (first & shifted).sum()
     return out
 
 
 @cases("tile", [5, 16, 1024])
 @cases("shape", [(23, 31), (16, 9)])
-def test_pairs_are_those_of_a_naive_loop_in_tiles_of_any_size(monkeypatch, tile, shape):
+def test_pair_counts_equal_a_naive_loop_for_any_tile_size(monkeypatch, tile, shape):
     monkeypatch.setattr(correlation, "_TILE", tile)
     mask = np.random.default_rng(tile).random(shape) < 0.4
     for reach in (1, 4):
         np.testing.assert_array_equal(lag_counts(mask, reach), naive(mask, reach))
 
 
-def test_shells_are_means_over_their_pairs_and_pixels_without_data_are_in_none():
+def test_shells_are_means_over_valid_pairs():
     rng = np.random.default_rng(2)
     inside, valid = rng.random((24, 30)) < 0.5, rng.random((24, 30)) < 0.8
     actual = two_point_correlation(inside, valid)
-    both, pairs = naive(inside & valid, 12), naive(valid, 12)
+    inside_pairs, pairs = naive(inside & valid, 12), naive(valid, 12)
     offsets = np.arange(-12, 13)
     length = np.hypot(offsets[:, None], offsets)
     for shell, (r, value) in enumerate(zip(actual.distance, actual.value, strict=True)):
         region = np.rint(length) == shell
         assert r == pytest.approx(length[region].mean())
-        assert value == pytest.approx(both[region].sum() / pairs[region].sum())
+        assert value == pytest.approx(inside_pairs[region].sum() / pairs[region].sum())
     assert len(actual.value) == 13
     assert actual.value[0] == pytest.approx(inside[valid].mean())
 
 
-def test_what_is_left_out_does_not_change_a_page_that_is_the_same_everywhere():
+def test_invalid_pixels_do_not_affect_constant_pages():
     valid = np.random.default_rng(0).random((40, 33)) < 0.6
     actual = two_point_correlation(np.ones((40, 33), bool), valid)
     np.testing.assert_array_equal(actual.value, 1)
@@ -51,7 +51,7 @@ def test_what_is_left_out_does_not_change_a_page_that_is_the_same_everywhere():
 
 
 def boolean(side, radius, density, seed):
-    """Discs at random positions -> bool (side, side)."""
+    """Make discs at random positions (Boolean model) -> bool (side, side)."""
     rng = np.random.default_rng(seed)
     wide = side + 2 * radius
     y, x = np.mgrid[:side, :side]
@@ -61,7 +61,7 @@ def boolean(side, radius, density, seed):
     return out
 
 
-def test_the_boolean_model_of_discs():
+def test_boolean_model_of_discs_matches_theory():
     radius, density = 7, 0.004
     actual = [
         two_point_correlation(boolean(200, radius, density, s), np.ones((200, 200), bool)) for s in range(6)
@@ -77,7 +77,7 @@ def test_the_boolean_model_of_discs():
     assert surface == pytest.approx(4 / np.pi * 2 * np.pi * radius * density * empty, rel=0.06)
 
 
-def test_distances_follow_the_size_of_pixels():
+def test_distances_scale_with_the_pixel_size():
     inside = np.random.default_rng(1).random((64, 64)) < 0.5
     full_mask = np.ones_like(inside)
     plain, small = (
@@ -87,7 +87,7 @@ def test_distances_follow_the_size_of_pixels():
     np.testing.assert_allclose(small.distance, 0.2 * plain.distance)
     np.testing.assert_array_equal(small.value, plain.value)
     assert small.specific_surface == pytest.approx(plain.specific_surface / 0.2)
-    flat = two_point_correlation(inside, full_mask, (1.0, 2.0))
-    assert flat.distance[-1] < 33
+    anisotropic = two_point_correlation(inside, full_mask, (1.0, 2.0))
+    assert anisotropic.distance[-1] < 33
     with pytest.raises(ShapeError, match=r"inside \(64, 64\) and valid \(2,\) must be one page"):
         two_point_correlation(inside, np.ones(2, bool))

@@ -10,8 +10,8 @@ from vispe.segment.materials.crossings import count_crossings
 from vispe.segment.materials.directions import STEPS
 
 
-def passed(step):
-    """All ways of pixels along a step: at each position of the longer axis one of the pixels alongside the line."""
+def adjacent_pixels(step):
+    """Return the pixels adjacent to a line along a step, at each position of the longer axis."""
     dy, dx = step
     long = max(abs(dy), abs(dx))
     positions = []
@@ -23,25 +23,25 @@ def passed(step):
 
 
 def naive(labels, step, k):
-    """Count steps and crossings one by one."""
+    """Count steps and crossings with plain loops."""
     h, w = labels.shape
     steps = crossings = 0
     for y, x in itertools.product(range(h), range(w)):
         if not (0 <= y + step[0] < h and 0 <= x + step[1] < w):
             continue
-        values = [[labels[y + a, x + b] for a, b in position] for position in passed(step)]
+        values = [[labels[y + a, x + b] for a, b in position] for position in adjacent_pixels(step)]
         if 0 in itertools.chain(*values):
             continue
         steps += 1
         crossings += min(
-            sum((a != b) if k == 0 else ((a == k) != (b == k)) for a, b in itertools.pairwise(way))
-            for way in itertools.product(*values)
+            sum((a != b) if k == 0 else ((a == k) != (b == k)) for a, b in itertools.pairwise(path))
+            for path in itertools.product(*values)
         )
     return steps, crossings
 
 
 @cases("shape", [(9, 14), (17, 8), (33, 20)])
-def test_counts_are_those_of_a_naive_loop(shape):
+def test_counts_equal_a_naive_loop(shape):
     labels = np.random.default_rng(shape[0]).choice(4, shape, p=(0.02, 0.5, 0.3, 0.18)).astype(np.uint8)
     actual = count_crossings(labels, 3)
     assert actual.pixels.sum(0).tolist() == [(labels == k).sum() for k in (1, 2, 3)]
@@ -52,7 +52,7 @@ def test_counts_are_those_of_a_naive_loop(shape):
 
 
 @cases("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
-def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
+def test_lines_cross_a_straight_boundary_at_most_once(angle):
     y, x = np.mgrid[:61, :74] - np.array([30.2, 36.7])[:, None, None]
     labels = (x * np.cos(np.radians(angle)) - y * np.sin(np.radians(angle)) > 0) + 1
     actual = count_crossings(labels, 2)
@@ -60,7 +60,7 @@ def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
         lines = 0
         for top, left in itertools.product(range(61), range(74)):
             inside = 0 <= top - dy < 61 and 0 <= left - dx < 74
-            if not inside:  # a line begins here; it ends after so many steps
+            if not inside:  # a line starts here; number of steps to its end
                 ends = [(60 - top if dy > 0 else top) // abs(dy) if dy else 99]
                 ends.append((73 - left if dx > 0 else left) // abs(dx) if dx else 99)
                 last = min(ends)
@@ -69,7 +69,7 @@ def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
         assert (actual.changes[:, d] == actual.changes[:, d, :1]).all()
 
 
-def test_every_step_and_every_pixel_belongs_to_one_block():
+def test_blocks_partition_steps_and_pixels():
     labels = np.ones((70, 53), np.uint8)
     actual = count_crossings(labels, 1)
     assert actual.pixels.shape == (4 * 3, 1)
@@ -80,7 +80,7 @@ def test_every_step_and_every_pixel_belongs_to_one_block():
     assert actual.pixels.min() > 0.8 * actual.pixels.max()
 
 
-def test_what_cannot_be_counted_is_refused():
+def test_invalid_labels_raise():
     with pytest.raises(ShapeError, match=r"one page \(h, w\), got labels.shape=\(2, 9, 9\)"):
         count_crossings(np.ones((2, 9, 9), int), 1)
     with pytest.raises(InputError, match="at least 8 px along each side, got 7 x 9"):

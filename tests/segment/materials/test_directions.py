@@ -6,7 +6,7 @@ from tests.cases import cases
 from vispe.segment.materials.directions import ANGLES, STEPS, Directions
 
 
-def test_there_are_sixteen_directions_by_angle():
+def test_sixteen_directions_are_sorted_by_angle():
     angles = Directions().angles
     assert len(STEPS) == 16
     assert (np.diff(angles) > 0).all()
@@ -15,30 +15,30 @@ def test_there_are_sixteen_directions_by_angle():
 
 
 def boundaries(actual, normal):
-    """Crossings for each step, where parallel boundaries have this normal (degrees) and a density of 1."""
-    towards = np.radians(normal)
-    return np.abs(actual.vectors @ (np.sin(towards), np.cos(towards)))
+    """Return crossings for each step for parallel boundaries with this normal (degrees) and a density of 1."""
+    radians = np.radians(normal)
+    return np.abs(actual.vectors @ (np.sin(radians), np.cos(radians)))
 
 
 @cases("pixel", [(1.0, 1.0), (0.3, 0.3), (1.0, 2.5)])
-def test_measured_angles_are_exact_and_others_slightly_above(pixel):
+def test_measured_angles_are_exact_and_others_slightly_high(pixel):
     actual = Directions(pixel)
     np.testing.assert_allclose(actual.at(actual.angles), np.diag(1 / np.hypot(*actual.vectors.T)), atol=1e-9)
-    # any measure of boundaries is a sum of such ones
+    # any distribution of boundaries is a sum of these
     for normal in np.arange(0, 180, 7):
-        own = actual.at(np.array(ANGLES)) @ boundaries(actual, normal)
-        true = np.abs(np.cos(np.radians(np.array(ANGLES) - normal)))
-        assert (own >= true - 1e-9).all()
-        assert own.max() <= 1.05
+        estimate = actual.at(np.array(ANGLES)) @ boundaries(actual, normal)
+        exact = np.abs(np.cos(np.radians(np.array(ANGLES) - normal)))
+        assert (estimate >= exact - 1e-9).all()
+        assert estimate.max() <= 1.05
     isotropic = np.mean([boundaries(actual, a) for a in np.arange(0, 180, 0.5)], 0)
-    own = actual.at(np.array(ANGLES)) @ isotropic * np.pi / 2
-    assert (own > 0.999).all()
+    estimate = actual.at(np.array(ANGLES)) @ isotropic * np.pi / 2
+    assert (estimate > 0.999).all()
     if pixel[0] == pixel[1]:
-        assert own.max() < 1.0131
+        assert estimate.max() < 1.0131
 
 
 @cases("pixel", [(1.0, 1.0), (2.0, 1.5)])
-def test_the_mean_is_exact_for_isotropic_boundaries_and_near_for_parallel_ones(pixel):
+def test_mean_is_exact_for_isotropic_boundaries_and_close_for_parallel(pixel):
     actual = Directions(pixel)
     mean = quad(lambda a: abs(np.cos(a)), 0, np.pi)[0] / np.pi
     isotropic = np.mean([boundaries(actual, a) for a in np.arange(0, 180, 0.25)], 0)

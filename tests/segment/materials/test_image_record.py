@@ -36,7 +36,7 @@ def rows(path):
         return list(csv.DictReader(stream))
 
 
-def test_numbers_by_command_are_those_of_the_label_map(folder, capsys):
+def test_command_statistics_equal_those_of_the_label_map(folder, capsys):
     assert main(f"segment a.png {WORDS} --materials -o out".split()) == 0
     assert "without an ASTM grain size number" in " ".join(capsys.readouterr().err.split())
     (record,) = json.loads(Path("out/report.json").read_text())["images"]
@@ -54,12 +54,12 @@ def test_numbers_by_command_are_those_of_the_label_map(folder, capsys):
     assert float(row["materials.class.dark.mean_intercept_high"]) == dark["mean_intercept_ci95"][1]
     assert row["materials.patches.grain_size_number"] == ""
     assert row["materials.unit"] == "px"
-    # boundaries that run upwards
+    # vertical boundaries
     assert abs(dark["elongation"]["degrees"] - 90) < 2
 
 
 @pytest.mark.slow
-def test_a_model_is_applied_to_a_file_that_knows_its_size(folder, capsys):
+def test_pixel_size_of_a_file_converts_statistics_to_microns(folder, capsys):
     assert main(f"segment a.png {WORDS} --materials -o out".split()) == 0
     capsys.readouterr()
     assert main(["apply", "out/model.vispe", "b.ome.tif", "--materials", "-o", "more"]) == 0
@@ -84,27 +84,27 @@ def test_each_page_of_a_stack_is_measured(folder):
     assert main(f"segment a.png {WORDS} -o out".split()) == 0
     assert main(["apply", "out/model.vispe", "stack.tif", "--materials", "-o", "more"]) == 0
     (record,) = json.loads(Path("more/report.json").read_text())["images"]
-    one, two = record["materials"]["pages"]
-    assert one["patches"]["mean_intercept"] == pytest.approx(two["patches"]["mean_intercept"], rel=1e-9)
+    first, second = record["materials"]["pages"]
+    assert first["patches"]["mean_intercept"] == pytest.approx(second["patches"]["mean_intercept"], rel=1e-9)
     assert {row["page"] for row in rows("more/stack_materials.csv")} == {"0", "1"}
     (row,) = rows("more/report.csv")
     assert "materials.patches.mean_intercept_low" not in row
-    mean = (one["patches"]["mean_intercept"] + two["patches"]["mean_intercept"]) / 2
+    mean = (first["patches"]["mean_intercept"] + second["patches"]["mean_intercept"]) / 2
     assert float(row["materials.patches.mean_intercept"]) == pytest.approx(mean)
 
 
-def test_a_table_is_not_overwritten_without_force(folder, capsys):
+def test_existing_tables_are_not_overwritten_without_force(folder, capsys):
     Path("out").mkdir()
     Path("out/a_materials.csv").write_text("mine")
-    words = f"segment a.png {WORDS} --materials -o out".split()
-    assert main(words) == 2
+    command = f"segment a.png {WORDS} --materials -o out".split()
+    assert main(command) == 2
     assert "a_materials.csv exists; add --force" in " ".join(capsys.readouterr().err.split())
     assert Path("out/a_materials.csv").read_text() == "mine"
-    assert main([*words, "--force"]) == 0
+    assert main([*command, "--force"]) == 0
     assert rows("out/a_materials.csv")
 
 
-def test_pages_that_exceed_the_memory_are_refused(folder, capsys):
+def test_pages_that_exceed_the_memory_are_rejected(folder, capsys):
     assert main(f"segment stack.tif {WORDS} --label-page 0 --memory 24MiB --materials -o out".split()) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "is too small for stack.tif: materials need complete pages, which take" in message

@@ -11,10 +11,10 @@ from vispe.segment.materials.statistics import measure
 
 
 def stripes(shape, width, angle):
-    """Stripes of two classes along an angle, degrees counter-clockwise from the horizontal."""
+    """Make stripes of two classes along an angle, in degrees counter-clockwise from the horizontal."""
     y, x = np.mgrid[: shape[0], : shape[1]] + 0.31
-    across = x * np.sin(np.radians(angle)) + y * np.cos(np.radians(angle))
-    return (across // width % 2).astype(np.uint8) + 1
+    distance = x * np.sin(np.radians(angle)) + y * np.cos(np.radians(angle))
+    return (distance // width % 2).astype(np.uint8) + 1
 
 
 @cases(
@@ -23,36 +23,36 @@ def stripes(shape, width, angle):
     [(0.3200, 0), (0.2263, 1), (0.1600, 2), (0.1131, 3), (0.0800, 4), (0.0566, 5), (0.0400, 6), (0.0283, 7),
      (0.0200, 8), (0.0141, 9), (0.0100, 10), (0.0071, 11), (0.0050, 12), (0.4525, -1)],
 )  # fmt: skip
-def test_grain_size_numbers_of_the_standard(millimetres, number):
+def test_grain_size_numbers_equal_astm_e112(millimetres, number):
     assert grain_size_number(millimetres) == pytest.approx(number, abs=0.03)
 
 
-def test_a_length_that_is_none_has_no_number():
+def test_invalid_lengths_raise():
     for value in (0, -1, float("nan"), float("inf")):
         with pytest.raises(OptionError, match="mean_intercept_mm needs a number above 0"):
             grain_size_number(value)
 
 
 @cases("angle", [0, 10, 45, 63.434949, 90, 120, 161.565051])
-def test_stripes_at_any_angle(angle):
+def test_stripes_have_the_expected_statistics_at_any_angle(angle):
     width = 9
     actual, _ = measure(stripes((241, 260), width, angle), ["a", "b"])
     for numbers in (actual["patches"], *actual["classes"].values()):
         # lines at an angle d to the stripes: width / sin d
-        between = np.abs(np.sin(np.radians(np.array(ANGLES) - angle)))
-        steep = between > 0.25
+        sine = np.abs(np.sin(np.radians(np.array(ANGLES) - angle)))
+        steep = sine > 0.25
         rose = np.array([np.inf if v is None else v for v in numbers["rose"]["mean_intercept"]])
-        np.testing.assert_allclose(rose[steep], width / between[steep], rtol=0.07)
+        np.testing.assert_allclose(rose[steep], width / sine[steep], rtol=0.07)
         assert numbers["boundary_per_area"] == pytest.approx(1 / width, rel=0.04)
-        away = (numbers["elongation"]["degrees"] - angle + 90) % 180 - 90
-        assert abs(away) < 2
+        deviation = (numbers["elongation"]["degrees"] - angle + 90) % 180 - 90
+        assert abs(deviation) < 2
         ratio = numbers["elongation"]["ratio"]
         assert ratio is None or ratio > 4
 
 
-def test_a_chessboard():
+def test_chessboard_has_the_expected_intercepts():
     side = 20
-    y, x = (np.mgrid[:240, :320] + side // 2) // side  # the page ends in the middle of fields
+    y, x = (np.mgrid[:240, :320] + side // 2) // side  # the page ends in the middle of squares
     actual, _ = measure(((y + x) % 2 + 1).astype(np.uint8), ["a", "b"])
     radians = np.radians(ANGLES)
     for numbers in (actual["patches"], *actual["classes"].values()):
@@ -63,7 +63,7 @@ def test_a_chessboard():
         assert numbers["elongation"]["ratio"] == pytest.approx(1, abs=0.02)
 
 
-def test_a_disc_has_the_perimeter_that_scikit_image_finds():
+def test_disc_perimeter_equals_scikit_image():
     y, x = np.mgrid[:201, :180]
     labels = ((y - 99.3) ** 2 + (x - 88.8) ** 2 < 60**2) + 1
     actual, _ = measure(labels, ["matrix", "disc"])
@@ -77,21 +77,21 @@ def test_a_disc_has_the_perimeter_that_scikit_image_finds():
 
 
 @pytest.mark.slow
-def test_chords_of_the_boolean_model():
+def test_intercepts_of_the_boolean_model_match_theory():
     radius, density = 10, 0.0015
     empty = np.exp(-density * np.pi * radius**2)
-    each = [
+    class_statistics = [
         measure(boolean(240, radius, density, s) + 1, ["matrix", "discs"])[0]["classes"] for s in range(6)
     ]
-    mean = {n: np.mean([c[n]["mean_intercept"] for c in each]) for n in ("matrix", "discs")}
+    mean = {n: np.mean([c[n]["mean_intercept"] for c in class_statistics]) for n in ("matrix", "discs")}
     assert mean["matrix"] == pytest.approx(1 / (2 * radius * density), rel=0.09)
     assert mean["discs"] == pytest.approx((1 - empty) / (empty * 2 * radius * density), rel=0.09)
-    surface = np.mean([c["discs"]["surface_per_volume"] for c in each])
+    surface = np.mean([c["discs"]["surface_per_volume"] for c in class_statistics])
     assert surface == pytest.approx(4 / np.pi * 2 * np.pi * radius * density * empty, rel=0.08)
 
 
 def voronoi(side, area, seed):
-    """Cells of random seeds in 12 classes, of which one in 12 neighbours shares one -> (side, side), and their map."""
+    """Make Voronoi cells of random seeds in 12 classes; one in 12 neighbours has the same class -> (side, side)."""
     from scipy.spatial import cKDTree
 
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def voronoi(side, area, seed):
 
 
 @pytest.mark.slow
-def test_a_poisson_voronoi_tessellation():
+def test_poisson_voronoi_tessellation_matches_theory():
     area, names = 900, [str(k) for k in range(12)]
     actual = [measure(voronoi(200, area, s), names, (0.5, 0.5))[0]["patches"] for s in range(3)]
     # intercept pi/4 sqrt(A), boundary 2 / sqrt(A); 1 in 12 neighbours is of the same class
@@ -119,20 +119,22 @@ def test_a_poisson_voronoi_tessellation():
         assert f["elongation"]["ratio_ci95"][0] < 1.1
 
 
-def test_a_rotated_page_has_rotated_statistics():
+def test_statistics_are_rotation_equivariant():
     labels = stripes((96, 130), 7, 25)
     labels[20:50, 30:60] = 2
-    (one, _), (rotated, _) = (measure(a, ["a", "b"]) for a in (labels, np.rot90(labels).copy()))
+    (unrotated, _), (rotated, _) = (measure(a, ["a", "b"]) for a in (labels, np.rot90(labels).copy()))
     for name in ("a", "b"):
-        before, after = one["classes"][name], rotated["classes"][name]
-        rose = np.roll(before["rose"]["mean_intercept"], 18)
-        np.testing.assert_allclose(after["rose"]["mean_intercept"], rose, rtol=1e-9)
+        expected, actual = unrotated["classes"][name], rotated["classes"][name]
+        rose = np.roll(expected["rose"]["mean_intercept"], 18)
+        np.testing.assert_allclose(actual["rose"]["mean_intercept"], rose, rtol=1e-9)
         for key in ("mean_intercept", "boundary_per_area", "specific_surface_from_correlation"):
-            assert after[key] == pytest.approx(before[key], rel=1e-9)
-        assert after["elongation"]["degrees"] == pytest.approx((before["elongation"]["degrees"] + 90) % 180)
+            assert actual[key] == pytest.approx(expected[key], rel=1e-9)
+        assert actual["elongation"]["degrees"] == pytest.approx(
+            (expected["elongation"]["degrees"] + 90) % 180
+        )
 
 
-def test_pixels_that_are_not_square():
+def test_anisotropic_pixels_are_supported():
     tall = stripes((128, 128), 8, 0)  # boundaries every 8 rows of 2 um
     actual, curves = measure(tall, ["a", "b"], (2.0, 0.5))
     rose = actual["patches"]["rose"]["mean_intercept"]
@@ -143,19 +145,22 @@ def test_pixels_that_are_not_square():
     assert {row["at_unit"] for row in curves} == {"um", "degrees"}
 
 
-def test_pixels_without_data_are_left_out():
+def test_invalid_pixels_are_ignored():
     labels = stripes((100, 120), 6, 40)
-    part = labels.copy()
-    part[:, 60:] = 0
-    (cut, _), (cropped, _) = measure(part, ["a", "b"]), measure(labels[:, :60], ["a", "b"])
+    masked = labels.copy()
+    masked[:, 60:] = 0
+    (masked_statistics, _), (cropped_statistics, _) = (
+        measure(masked, ["a", "b"]),
+        measure(labels[:, :60], ["a", "b"]),
+    )
     for name in ("a", "b"):
-        a, b = cut["classes"][name], cropped["classes"][name]
+        a, b = masked_statistics["classes"][name], cropped_statistics["classes"][name]
         assert a["mean_intercept"] == pytest.approx(b["mean_intercept"], rel=1e-12)
         assert a["rose"] == b["rose"]
-    assert cut["blocks"] == 8
+    assert masked_statistics["blocks"] == 8
 
 
-def test_classes_that_are_absent_or_everywhere_have_no_intercepts():
+def test_absent_classes_and_classes_without_boundary_have_no_intercepts():
     actual, curves = measure(np.ones((40, 40), np.uint8), ["all", "none"])
     for numbers in (actual["patches"], *actual["classes"].values()):
         assert numbers["mean_intercept"] is None
@@ -171,7 +176,7 @@ def test_classes_that_are_absent_or_everywhere_have_no_intercepts():
         measure(np.zeros((40, 40), np.uint8), ["a"])
 
 
-def test_small_pages_have_numbers_without_intervals():
+def test_small_pages_have_statistics_without_intervals():
     actual, _ = measure(stripes((20, 40), 4, 90), ["a", "b"])
     assert actual["blocks"] == 2
     assert actual["patches"]["mean_intercept"] > 0

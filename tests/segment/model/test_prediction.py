@@ -23,7 +23,7 @@ def scene(height=75, width=101, channels=1, holes=False):
     return page / 2, valid
 
 
-def fitted(features, page, valid, kind="logistic", classes=3):
+def fit_classifier(features, page, valid, kind="logistic", classes=3):
     labelled = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
     actual = features.prepare(page, valid).gather(labelled)
     grey = page[labelled].mean(-1)
@@ -44,7 +44,7 @@ def predict(features, page, valid, classifier, post=None):
 def test_page_predictions_equal_pixel_predictions(kind, classes, holes, channels):
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
-    classifier = fitted(features, page, valid, kind, classes)
+    classifier = fit_classifier(features, page, valid, kind, classes)
     plain = PostProcessing() if kind == "kmeans" else PostProcessing(prior="uniform")
     actual = predict(features, page, valid, classifier, plain)
     pixels = features.prepare(page, valid).gather(valid)
@@ -63,7 +63,7 @@ def test_predictions_are_identical_for_any_thread_count():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             features = Features(FeatureConfig(tile=32))
-            classifier = fitted(features, page, valid)
+            classifier = fit_classifier(features, page, valid)
             results.append(predict(features, page, valid, classifier).prob.tobytes())
     finally:
         torch.set_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""The plugin's work without Qt and without napari."""
+"""Session of the plugin, without Qt and napari."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ from vispe.segment.pipeline import DEFAULT
 
 
 def stack(pages: int = 1, h: int = 50, w: int = 61) -> tuple[Micrograph, np.ndarray]:
-    """A image with a bright half, and labels on both halves of its first page."""
+    """Make an image with a bright half, and labels on both halves of its first page."""
     rng = np.random.default_rng(0)
     grey = rng.normal(60, 10, (pages, h, w))
     grey[:, :, w // 2 :] += 80
@@ -31,7 +31,7 @@ def setup(image: Micrograph, **options) -> FeatureSettings:
     return FeatureSettings(image, "filters", **options)
 
 
-def test_what_is_offered_first_is_what_the_command_does():
+def test_default_features_are_those_of_the_command_line():
     assert next(iter(FEATURES.values())) == DEFAULT
     assert FEATURES["filters"] == FeatureConfig()
     assert FEATURES["vispe_micro"].kind == "tokens"
@@ -39,7 +39,7 @@ def test_what_is_offered_first_is_what_the_command_does():
     assert "qtpy" not in sys.modules or importlib.util.find_spec("napari") is not None
 
 
-def test_an_answer_holds_what_live_gives():
+def test_results_equal_those_of_live():
     image, labels = stack()
     session = Session()
     assert (session.model, session.nbytes) == (None, 0)
@@ -48,44 +48,46 @@ def test_an_answer_holds_what_live_gives():
     expected = Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels[0])
     np.testing.assert_array_equal(result.pages[0].prob, expected.prob)
     assert (result.names, result.colors, result.notes) == (("dark", "bright"), None, ())
-    share = 100 * (expected.labels == 2).mean()
-    assert result.summary() == f"dark {100 - share:.1f} %, bright {share:.1f} %"
+    fraction = 100 * (expected.labels == 2).mean()
+    assert result.summary() == f"dark {100 - fraction:.1f} %, bright {fraction:.1f} %"
     assert result.seconds > 0
     assert session.nbytes > image.pages.size * 26 * 4
 
 
-def test_pages_names_and_setups(monkeypatch):
+def test_features_are_reused_for_pages_and_names_but_not_settings(monkeypatch):
     image, labels = stack(3)
     features = []
-    real = Live.__init__
-    monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (features.append(k), real(self, *a, **k))[1])
+    original = Live.__init__
+    monkeypatch.setattr(
+        Live, "__init__", lambda self, *a, **k: (features.append(k), original(self, *a, **k))[1]
+    )
     session = Session()
     messages: list[float] = []
     first = session.answer(WorkItem(setup(image), 2, ("a", "b"), labels), messages.append)
     assert list(first.pages) == [2]
     assert sum(messages) == pytest.approx(1)
     messages.clear()
-    every = session.answer(WorkItem(setup(image), 1, ("a", "b"), labels, every=True), messages.append)
-    assert list(every.pages) == [0, 1, 2]
+    all_pages = session.answer(WorkItem(setup(image), 1, ("a", "b"), labels, every=True), messages.append)
+    assert list(all_pages.pages) == [0, 1, 2]
     assert sum(messages) == pytest.approx(1)
-    np.testing.assert_allclose(every.pages[2].prob, first.pages[2].prob, rtol=0, atol=1e-6)
-    one = labels[0].copy()
-    one[0, 0] = 3
-    grown = session.answer(WorkItem(setup(image), 0, ("a", "b"), one))
-    assert grown.names == ("a", "b", "class 3")
+    np.testing.assert_allclose(all_pages.pages[2].prob, first.pages[2].prob, rtol=0, atol=1e-6)
+    new_labels = labels[0].copy()
+    new_labels[0, 0] = 3
+    with_third_class = session.answer(WorkItem(setup(image), 0, ("a", "b"), new_labels))
+    assert with_third_class.names == ("a", "b", "class 3")
     assert len(features) == 1
-    other = session.answer(WorkItem(FeatureSettings(image, "filters", "forest"), 0, ("a", "b"), labels))
-    assert other.error is None
+    with_forest = session.answer(WorkItem(FeatureSettings(image, "filters", "forest"), 0, ("a", "b"), labels))
+    assert with_forest.error is None
     assert session.model.classifier.kind == "forest"
     assert len(features) == 2
     assert not setup(image).is_equivalent(None)
     assert not setup(image).is_equivalent(setup(stack()[0]))
 
 
-def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
+def test_loaded_models_predict_without_labels_and_train_with_labels(tmp_path):
     image, labels = stack()
     session = Session()
-    before = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels))
+    expected = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels))
     Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels)
     live = Live(image, features=FeatureConfig(), names=("dark", "bright"), colors=((9, 9, 9), (8, 8, 8)))
     live.update(labels)
@@ -93,12 +95,12 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     session = Session()
     for page_labels in (None, np.zeros_like(labels)):
         result = session.answer(WorkItem(setup(image, model=model), 0, model.names, page_labels))
-        np.testing.assert_array_equal(result.pages[0].prob, before.pages[0].prob)
+        np.testing.assert_array_equal(result.pages[0].prob, expected.pages[0].prob)
         assert result.colors == ((9, 9, 9), (8, 8, 8))
-    learned = session.answer(WorkItem(setup(image, model=model), 0, model.names, labels[:, ::-1]))
-    assert learned.error is None
+    retrained = session.answer(WorkItem(setup(image, model=model), 0, model.names, labels[:, ::-1]))
+    assert retrained.error is None
     assert session.model is not model
-    # the model decides
+    # settings of the model take precedence
     assert setup(image, model=model).is_equivalent(FeatureSettings(image, "vispe_micro", "forest", model))
 
 
@@ -126,7 +128,7 @@ def test_trust_is_reported_with_the_result():
         ({"page": 4}, r"page 4 does not exist in halves, which has pages 0 to 0"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(change, text):
+def test_invalid_requests_return_a_one_line_error(change, text):
     image, labels = stack()
     result = Session().answer(
         WorkItem(**{"setup": setup(image), "names": ("dark", "bright"), "labels": labels, **change})
@@ -149,7 +151,7 @@ def test_what_cannot_be_done_is_one_sentence(change, text):
         (OSError("no disk"), "no disk"),
     ],
 )
-def test_nothing_is_raised(monkeypatch, error, text):
+def test_exceptions_are_returned_as_errors(monkeypatch, error, text):
     image, labels = stack()
 
     def fail(*args):
@@ -159,7 +161,7 @@ def test_nothing_is_raised(monkeypatch, error, text):
     assert Session().answer(WorkItem(setup(image), labels=labels)).error == text
 
 
-def test_suggested_positions_come_with_the_page():
+def test_suggestions_are_returned_with_the_page():
     image, labels = stack(2)
     session = Session()
     result = session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels, suggest=True))
@@ -171,25 +173,25 @@ def test_suggested_positions_come_with_the_page():
     assert session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels)).suggestions is None
 
 
-def test_a_preview_of_logistic_comes_first_and_the_ensemble_follows():
+def test_logistic_preview_precedes_the_ensemble_result():
     image, labels = stack()
     session, work = Session(), WorkItem(setup(image), 0, ("dark", "bright"), labels)
     preview, final = session.answers(work)
     assert (preview.preview, final.preview) == (True, False)
-    fast = Live(image, features=FeatureConfig(), classifier="logistic", names=("dark", "bright")).update(
+    logistic = Live(image, features=FeatureConfig(), classifier="logistic", names=("dark", "bright")).update(
         labels
     )
-    np.testing.assert_array_equal(preview.pages[0].prob, fast.prob)
+    np.testing.assert_array_equal(preview.pages[0].prob, logistic.prob)
     np.testing.assert_array_equal(final.pages[0].prob, Session().answer(work).pages[0].prob)
     assert session.model.classifier.kind == "ensemble"
-    # one answer: nothing faster, nothing to train, or complete work
+    # one result: nothing faster, nothing to train, or all pages requested
     model = session.model
-    for other in (
+    for request in (
         WorkItem(setup(image, classifier="logistic"), 0, ("dark", "bright"), labels),
         WorkItem(setup(image, model=model), 0, model.names, np.zeros_like(labels)),
         WorkItem(setup(image), 0, ("dark", "bright"), labels, every=True),
     ):
-        (result,) = session.answers(other)
+        (result,) = session.answers(request)
         assert result.error is None
         assert not result.preview
 
@@ -209,7 +211,7 @@ def test_a_newer_request_supersedes_the_result_but_not_the_preview():
     assert session.model.classifier.kind == "ensemble"
 
 
-def test_a_request_without_labels_is_not_answered_by_a_preview():
+def test_requests_without_labels_do_not_use_the_preview_model():
     image, labels = stack()
     session, names = Session(), ("dark", "bright")
     next(session.answers(WorkItem(setup(image), 0, names, labels)))
@@ -218,21 +220,21 @@ def test_a_request_without_labels_is_not_answered_by_a_preview():
     np.testing.assert_array_equal(result.pages[0].prob, expected.pages[0].prob)
 
 
-def test_erased_labels_restore_the_model_and_are_not_trained_on_again():
+def test_erased_labels_restore_the_loaded_model():
     image, labels = stack(2)
     names, live = ("dark", "bright"), Live(image, features=FeatureConfig(), names=("dark", "bright"))
     live.update(labels)
-    session, loaded = Session(), setup(image, model=live.model)
-    before = session.answer(WorkItem(loaded, 0, names))
-    session.answer(WorkItem(loaded, 0, names, labels[0, :, ::-1]))
-    erased = session.answer(WorkItem(loaded, 0, names, np.zeros_like(labels[0])))
-    np.testing.assert_array_equal(erased.pages[0].prob, before.pages[0].prob)
-    other = WorkItem(loaded, 1, names, labels[0, ::-1])
-    actual, expected = session.answer(other), Session().answer(other)
+    session, settings = Session(), setup(image, model=live.model)
+    original = session.answer(WorkItem(settings, 0, names))
+    session.answer(WorkItem(settings, 0, names, labels[0, :, ::-1]))
+    restored = session.answer(WorkItem(settings, 0, names, np.zeros_like(labels[0])))
+    np.testing.assert_array_equal(restored.pages[0].prob, original.pages[0].prob)
+    request = WorkItem(settings, 1, names, labels[0, ::-1])
+    actual, expected = session.answer(request), Session().answer(request)
     np.testing.assert_array_equal(actual.pages[1].prob, expected.pages[1].prob)
 
 
-def test_errors_of_a_preview_come_once():
+def test_errors_of_a_preview_are_returned_once():
     image, labels = stack()
     (result,) = Session().answers(WorkItem(setup(image), 0, ("dark", "bright"), labels.clip(0, 1)))
     assert "at least 2" in result.error

@@ -21,9 +21,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def qt():
-    """One application for all tests, and what they need of napari."""
+    """Qt application shared by all tests, with the classes of napari that they need."""
     pytest.importorskip("napari", reason="napari comes with the extra napari")
-    before = os.environ.get("QT_QPA_PLATFORM")
+    platform = os.environ.get("QT_QPA_PLATFORM")
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     with warnings.catch_warnings(action="ignore"):
         try:
@@ -38,12 +38,12 @@ def qt():
         app = QApplication.instance() or QApplication([])
     yield SimpleNamespace(app=app, Viewer=ViewerModel, Widget=SegmentWidget, layers=layers, samples=samples)
     os.environ.pop("QT_QPA_PLATFORM")
-    if before is not None:
-        os.environ["QT_QPA_PLATFORM"] = before
+    if platform is not None:
+        os.environ["QT_QPA_PLATFORM"] = platform
 
 
 def settle(qt, widget) -> None:
-    """Let events, timers and threads come to rest."""
+    """Process events until timers and threads are idle."""
     end = time.monotonic() + 300
     qt.app.processEvents()
     while widget.busy or widget._timer.isActive():
@@ -53,16 +53,16 @@ def settle(qt, widget) -> None:
     qt.app.processEvents()
 
 
-def recorded(widget) -> list:
-    """The requests of a widget from now on."""
-    requested, real = [], widget.session.answers
+def record_requests(widget) -> list:
+    """Record the requests of a widget from now on."""
+    requests, original = [], widget.session.answers
 
     def answers(*arguments):
-        requested.append(arguments)
-        yield from real(*arguments)
+        requests.append(arguments)
+        yield from original(*arguments)
 
     widget.session.answers = answers
-    return requested
+    return requests
 
 
 def halves(*shape: int) -> np.ndarray:
@@ -74,7 +74,7 @@ def halves(*shape: int) -> np.ndarray:
 
 @pytest.fixture
 def make_widget(qt):
-    """A function that gives viewer and widget with one image, filters alone."""
+    """Factory of a viewer and a widget with one image and filter features."""
 
     def make(data: np.ndarray, **options):
         viewer = qt.Viewer()
@@ -87,7 +87,7 @@ def make_widget(qt):
 
 
 def draw(layer, page: tuple[int, ...] = ()) -> None:
-    """Paint a stroke of each class with the brush."""
+    """Paint scribbles of two classes with the brush."""
     h, w = layer.data.shape[-2:]
     layer.brush_size = 3
     for number, column in ((1, w // 4), (2, 3 * w // 4)):
@@ -95,7 +95,7 @@ def draw(layer, page: tuple[int, ...] = ()) -> None:
             layer.paint((*page, row, column), number)
 
 
-def test_from_an_empty_viewer_to_a_saved_model(qt, make_widget, tmp_path):
+def test_images_are_labelled_segmented_and_the_model_is_saved(qt, make_widget, tmp_path):
     data = halves(60, 72)
     viewer, widget = make_widget(data, scale=(0.5, 0.5), translate=(3, 4))
     widget.new_labels()
@@ -109,13 +109,13 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, make_widget, tmp_path):
     widget.segment()
     settle(qt, widget)
     expected = Live(micrograph(data), features=FeatureConfig()).update(labels.data)
-    classes, unsure = viewer.layers["page classes"], viewer.layers["page uncertainty"]
+    classes, uncertainty = viewer.layers["page classes"], viewer.layers["page uncertainty"]
     np.testing.assert_array_equal(classes.data, expected.labels)
-    np.testing.assert_array_equal(unsure.data, expected.uncertainty)
-    for layer in (labels, classes, unsure):
+    np.testing.assert_array_equal(uncertainty.data, expected.uncertainty)
+    for layer in (labels, classes, uncertainty):
         np.testing.assert_array_equal(layer.scale, (0.5, 0.5))
         np.testing.assert_array_equal(layer.translate, (3, 4))
-    assert (classes.visible, unsure.visible, classes.editable) == (True, False, False)
+    assert (classes.visible, uncertainty.visible, classes.editable) == (True, False, False)
     assert list(classes.features["class"]) == ["no data", "dark", "bright"]
     assert [layer.name for layer in viewer.layers][-1] == labels.name
     assert viewer.layers.selection.active is labels
@@ -134,7 +134,7 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, make_widget, tmp_path):
     assert widget2.panel.features.isEnabled()
 
 
-def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, make_widget):
+def test_live_mode_updates_only_if_labels_changed(qt, make_widget):
     viewer, widget = make_widget(halves(50, 64))
     widget.new_labels()
     widget.panel.live.setChecked(True)
@@ -143,43 +143,43 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, make_widget):
     draw(widget.labels)
     settle(qt, widget)
     classes = viewer.layers["page classes"]
-    before = classes.data.copy()
-    assert set(np.unique(before)) == {1, 2}
-    requested = recorded(widget)
+    classes_before = classes.data.copy()
+    assert set(np.unique(classes_before)) == {1, 2}
+    requests = record_requests(widget)
     widget.labels.refresh()
     widget.labels.opacity = 0.3
     settle(qt, widget)
-    assert not requested
+    assert not requests
     widget.labels.paint((30, 32), 3)
     settle(qt, widget)
-    assert len(requested) == 1
+    assert len(requests) == 1
     assert widget.panel.names == ["class 1", "class 2", "class 3"]
     assert (classes.data == 3).any()
     widget.labels.undo()
     widget.labels.data = np.where(widget.labels.data == 3, 0, widget.labels.data)
     settle(qt, widget)
-    assert len(requested) == 2
-    np.testing.assert_array_equal(classes.data, before)
+    assert len(requests) == 2
+    np.testing.assert_array_equal(classes.data, classes_before)
     widget.panel.live.setChecked(False)
     widget.labels.paint((30, 32), 3)
     settle(qt, widget)
-    assert len(requested) == 2
+    assert len(requests) == 2
 
 
-def test_wishes_during_work_are_answered_once_afterwards(qt, make_widget):
+def test_requests_during_computation_are_merged(qt, make_widget):
     _, widget = make_widget(halves(50, 64))
     widget.new_labels()
     draw(widget.labels)
-    requested = recorded(widget)
+    requests = record_requests(widget)
     for _ in range(4):
         widget.segment()
     settle(qt, widget)
     while widget.busy:
         settle(qt, widget)
-    assert len(requested) == 2
+    assert len(requests) == 2
 
 
-def test_stacks_colours_and_pages(qt, make_widget):
+def test_stacks_and_colour_images_are_segmented(qt, make_widget):
     data = halves(2, 3, 40, 48)
     viewer, widget = make_widget(data, scale=(1, 2, 1, 1))
     assert not widget.panel.all_pages_button.isHidden()
@@ -217,19 +217,19 @@ def test_stacks_colours_and_pages(qt, make_widget):
     assert viewer.layers["page classes"].data.shape == (40, 48)
 
 
-def test_does_turning_matter(qt, make_widget):
+def test_trust_shows_verdict_and_disagreement(qt, make_widget):
     viewer, widget = make_widget(halves(64, 64))
     widget.new_labels()
     draw(widget.labels)
     widget.segment(trust=True)
     settle(qt, widget)
     assert "rotated" in widget.panel.verdict.text()
-    displayed = viewer.layers["page disagreement"].data
-    assert displayed.shape == (64, 64)
-    assert np.nanmax(displayed) <= 0.5
+    disagreement = viewer.layers["page disagreement"].data
+    assert disagreement.shape == (64, 64)
+    assert np.nanmax(disagreement) <= 0.5
 
 
-def test_errors_are_one_sentence_in_the_panel(qt, make_widget, tmp_path):
+def test_errors_are_shown_in_the_panel(qt, make_widget, tmp_path):
     viewer = qt.Viewer()
     widget = qt.Widget(viewer)
     widget.new_labels()
@@ -268,7 +268,7 @@ def test_samples_open_and_can_be_segmented(qt):
 
 
 @pytest.mark.parametrize("shape", [(80, 100), (3, 80, 100)])
-def test_suggested_positions_are_rings_that_are_replaced(qt, make_widget, shape):
+def test_suggestions_are_rings_that_replace_earlier_ones(qt, make_widget, shape):
     viewer, widget = make_widget(halves(*shape))
     widget.new_labels()
     draw(widget.labels, (0,) * (len(shape) - 2))

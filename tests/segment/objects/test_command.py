@@ -38,22 +38,22 @@ def rows_of(path):
 
 
 @pytest.mark.slow
-def test_a_batch_through_the_command_line(folder, capsys):
+def test_batches_have_tables_maps_and_summaries(folder, capsys):
     images = [str(folder / f"i{n}.png") for n in range(2)]
     labels = ["--labels", ",".join(str(folder / f"i{n}_labels.png") for n in range(2))]
     out = folder / "out"
-    requested = ["--objects", "disc", "--object-min-area", "5", "--touching", "keep", "-o", str(out)]
-    assert main(["segment", *images, *labels, *FAST, *requested]) == 0
+    object_options = ["--objects", "disc", "--object-min-area", "5", "--touching", "keep", "-o", str(out)]
+    assert main(["segment", *images, *labels, *FAST, *object_options]) == 0
     assert "objects: " in capsys.readouterr().out
-    together = []
+    all_rows = []
     report = json.loads((out / "report.json").read_text())
     for n, record in enumerate(report["images"]):
         actual = tifffile.imread(out / f"i{n}_objects.tif")
-        marked = label(np.asarray(Image.open(out / f"i{n}_seg.png")) == 2, connectivity=2)
-        sizes = np.bincount(marked.ravel())[1:]
+        components = label(np.asarray(Image.open(out / f"i{n}_seg.png")) == 2, connectivity=2)
+        sizes = np.bincount(components.ravel())[1:]
         assert actual.dtype == np.uint16
-        assert actual.shape == marked.shape
-        assert np.array_equal(actual > 0, np.append(0, sizes >= 5)[marked] > 0)
+        assert actual.shape == components.shape
+        assert np.array_equal(actual > 0, np.append(0, sizes >= 5)[components] > 0)
         rows = rows_of(out / f"i{n}_objects.csv")
         assert [int(r["area_px"]) for r in rows] == [p.area for p in regionprops(actual)]
         assert {r["area_um2"] for r in rows} == {""}
@@ -64,24 +64,24 @@ def test_a_batch_through_the_command_line(folder, capsys):
         size = record["objects"]["classes"]["disc"]["equivalent_diameter_px"]
         assert size["mean"] == pytest.approx(mean)
         assert size["ci95"][0] <= mean <= size["ci95"][1]
-        together += rows
-    assert rows_of(out / "objects.csv") == together
+        all_rows += rows
+    assert rows_of(out / "objects.csv") == all_rows
     batch = report["objects"]["classes"]["disc"]
-    assert batch["count"] == len(together)
-    mean = np.mean([float(r["equivalent_diameter_px"]) for r in together])
+    assert batch["count"] == len(all_rows)
+    mean = np.mean([float(r["equivalent_diameter_px"]) for r in all_rows])
     assert batch["mean_equivalent_diameter_px"] == pytest.approx(mean)
     assert report["objects"]["interval"] == "bootstrap over images"
     second_run = folder / "again"
-    assert main(["apply", str(out / "model.vispe"), *images, *requested[:-1], str(second_run)]) == 0
+    assert main(["apply", str(out / "model.vispe"), *images, *object_options[:-1], str(second_run)]) == 0
     assert (second_run / "objects.csv").read_bytes() == (out / "objects.csv").read_bytes()
 
 
-def test_an_unknown_class_and_options_without_objects(folder, capsys):
-    one = [str(folder / "i0.png"), "--labels", str(folder / "i0_labels.png"), *FAST]
-    assert main(["segment", *one, "--objects", "disk", "-o", str(folder / "a")]) == 2
+def test_unknown_classes_and_options_without_objects_are_rejected(folder, capsys):
+    options = [str(folder / "i0.png"), "--labels", str(folder / "i0_labels.png"), *FAST]
+    assert main(["segment", *options, "--objects", "disk", "-o", str(folder / "a")]) == 2
     assert "Did you mean 'disc'" in capsys.readouterr().err
     assert not (folder / "a" / "model.vispe").exists()
-    assert main(["segment", *one, "--fill-holes", "-o", str(folder / "b")]) == 2
+    assert main(["segment", *options, "--fill-holes", "-o", str(folder / "b")]) == 2
     assert "--fill-holes has no effect without --objects" in capsys.readouterr().err
 
 
@@ -92,15 +92,15 @@ def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
         metadata={"axes": "ZYX", "unit": "um", "spacing": 1.5},
     )  # fmt: skip
     tifffile.imwrite(folder / "t.tif", np.stack([grey] * 3), imagej=True, metadata={"axes": "TYX"})
-    requested = ObjectOptions(["class 2"], "keep")
+    object_options = ObjectOptions(["class 2"], "keep")
     first = segment(
-        [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=requested,
+        [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=object_options,
         features=FeatureConfig("filters"),
     )  # fmt: skip
     count = first.images[0]["objects"]["classes"]["class 2"]["count"]
     model = folder / "one" / "model.vispe"
-    volumes = apply(model, [folder / "z.tif"], folder / "z", objects=requested).images[0]
-    pages = apply(model, [folder / "t.tif"], folder / "t", objects=requested).images[0]
+    volumes = apply(model, [folder / "z.tif"], folder / "z", objects=object_options).images[0]
+    pages = apply(model, [folder / "t.tif"], folder / "t", objects=object_options).images[0]
     assert pages["objects"]["classes"]["class 2"]["count"] == 3 * count
     assert volumes["objects"]["neighbours"] == 26
     rows = rows_of(folder / "z" / "z_objects.csv")
@@ -112,7 +112,7 @@ def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
         assert file.series[0].axes == "ZYX"
 
 
-def test_python_users_are_refused_in_the_same_words(folder):
+def test_invalid_objects_raise_in_python(folder):
     with pytest.raises(OptionError, match="objects='x' is not a class"):
         segment(
             [folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"],
@@ -124,30 +124,30 @@ def test_python_users_are_refused_in_the_same_words(folder):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_with_the_same_tables(folder):
-    class Stops(ProgressCallbacks):
+def test_resumed_runs_write_identical_tables(folder):
+    class StopAfterFirstImage(ProgressCallbacks):
         def done(self, record):
             raise KeyboardInterrupt
 
     images, labels = ([folder / f"i{n}{end}.png" for n in range(2)] for end in ("", "_labels"))
-    requested = {
+    object_options = {
         "labels": labels,
         "features": FeatureConfig("filters"),
         "objects": ObjectOptions(["class 2"]),
     }
-    segment(images, folder / "whole", **requested)
+    segment(images, folder / "whole", **object_options)
     with pytest.raises(KeyboardInterrupt):
-        segment(images, folder / "out", watch=Stops(), **requested)
+        segment(images, folder / "out", watch=StopAfterFirstImage(), **object_options)
     with pytest.raises(InputError, match="unfinished run with other objects"):
-        segment(images, folder / "out", **{**requested, "objects": ObjectOptions(["class 2"], "keep")})
-    segment(images, folder / "out", **requested)
+        segment(images, folder / "out", **{**object_options, "objects": ObjectOptions(["class 2"], "keep")})
+    segment(images, folder / "out", **object_options)
     for name in ("objects.csv", "i0_objects.csv", "i1_objects.tif"):
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
     with pytest.raises(InputError, match="exist"):
-        segment(images, folder / "out", **requested)
+        segment(images, folder / "out", **object_options)
 
 
-def test_an_image_without_objects_has_an_empty_table(folder):
+def test_images_without_objects_have_empty_tables(folder):
     model = folder / "m" / "model.vispe"
     segment(
         [folder / "i0.png"],
@@ -155,8 +155,8 @@ def test_an_image_without_objects_has_an_empty_table(folder):
         labels=[folder / "i0_labels.png"],
         features=FeatureConfig("filters"),
     )
-    none = ObjectOptions(["class 2"], min_area=100_000)
-    report = apply(model, [folder / "i0.png"], folder / "o", objects=none)
+    options = ObjectOptions(["class 2"], min_area=100_000)
+    report = apply(model, [folder / "i0.png"], folder / "o", objects=options)
     assert rows_of(folder / "o" / "i0_objects.csv") == [] == rows_of(folder / "o" / "objects.csv")
     actual = report.images[0]["objects"]
     assert actual["classes"]["class 2"]["equivalent_diameter_px"]["mean"] is None
@@ -165,7 +165,7 @@ def test_an_image_without_objects_has_an_empty_table(folder):
     assert tifffile.imread(folder / "o" / "i0_objects.tif").max() == 0
 
 
-def test_more_than_65535_objects_take_32_bits(tmp_path):
+def test_more_than_65535_objects_are_stored_as_uint32(tmp_path):
     values = np.arange(1, 70_001, dtype=np.uint32).reshape(1, 200, 350)
     write_instances(tmp_path / "a.tif", values)
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), values[0])
@@ -173,7 +173,7 @@ def test_more_than_65535_objects_take_32_bits(tmp_path):
         write_instances(tmp_path / "b.tif", values.astype(float))
 
 
-def test_objects_for_other_programs(tmp_path, capsys):
+def test_objects_are_exported_as_geojson_rois_and_coco(tmp_path, capsys):
     from skimage import data
 
     coins = data.coins()
@@ -184,7 +184,7 @@ def test_objects_for_other_programs(tmp_path, capsys):
         scribbles[y - 8 : y + 8, x - 8 : x + 8] = 2
     Image.fromarray(scribbles).save(tmp_path / "strokes.png")
     out = tmp_path / "out"
-    words = [
+    argv = [
         "segment",
         tmp_path / "coins.png",
         "--labels",
@@ -192,9 +192,9 @@ def test_objects_for_other_programs(tmp_path, capsys):
         "--classes",
         "ground,coin",
     ]
-    words += ["--objects", "coin", "--touching", "split", "--fill-holes", "--object-min-area", 200, "-o", out]
-    assert main([*map(str, words), "--objects-as", "geojson,rois,coco"]) == 0
-    assert "objects: 24 coin" in capsys.readouterr().out  # which is how many there are
+    argv += ["--objects", "coin", "--touching", "split", "--fill-holes", "--object-min-area", 200, "-o", out]
+    assert main([*map(str, argv), "--objects-as", "geojson,rois,coco"]) == 0
+    assert "objects: 24 coin" in capsys.readouterr().out  # the true number
     instances = tifffile.imread(out / "coins_objects.tif")
     features = json.loads((out / "coins_objects.geojson").read_text())["features"]
     assert len(features) == len(roifile.roiread(out / "coins_RoiSet.zip")) == instances.max() == 24
@@ -219,7 +219,7 @@ AXES = {"Z": 3, "T": 2, "C": 2, "Y": 48, "X": 48}
         ("YX", None, None, {}),
     ],
 )
-def test_exported_objects_have_the_slice_and_time_of_the_page(tmp_path, axes, z, plane, position):
+def test_exported_objects_have_the_slice_and_time_of_their_page(tmp_path, axes, z, plane, position):
     stack = np.zeros([AXES[letter] for letter in axes], np.uint8)
     stack[..., 10:20, 8:30] = 200
     metadata = {"axes": axes}
@@ -233,7 +233,7 @@ def test_exported_objects_have_the_slice_and_time_of_the_page(tmp_path, axes, z,
             ]
         )
     )
-    words = [
+    argv = [
         "segment",
         tmp_path / "a.tif",
         "--labels",
@@ -244,9 +244,9 @@ def test_exported_objects_have_the_slice_and_time_of_the_page(tmp_path, axes, z,
         "-o",
         tmp_path / "o",
     ]
-    words += [] if z is None else ["--z", z]
-    words += ["--channel", 0] if "C" in axes else []
-    assert main([*map(str, words), "--objects-as", "geojson,rois", "--classifier", "logistic"]) == 0
+    argv += [] if z is None else ["--z", z]
+    argv += ["--channel", 0] if "C" in axes else []
+    assert main([*map(str, argv), "--objects-as", "geojson,rois", "--classifier", "logistic"]) == 0
     (geojson,) = json.loads((tmp_path / "o" / "a_objects.geojson").read_text())["features"]
     expected = None if plane is None else {"c": -1, "z": plane[0], "t": plane[1]}
     assert geojson["geometry"].get("plane") == expected
@@ -278,9 +278,9 @@ def test_export_of_objects_needs_objects(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["=cmd|'/c calc'!A0", "+1+1", "-phase", "@SUM(A1)"])
-def test_no_table_holds_a_formula(folder, name):
+def test_tables_contain_no_spreadsheet_formulas(folder, name):
     out = folder / "out"
-    words = [
+    argv = [
         "segment",
         str(folder / "i0.png"),
         "--labels",
@@ -288,8 +288,8 @@ def test_no_table_holds_a_formula(folder, name):
         "--features",
         "filters",
     ]
-    words += ["--classes", f'["ground", "{name}"]', "--objects", f'["{name}"]', "--object-min-area", "5"]
-    assert main([*words, "--materials", "-o", str(out)]) == 0
+    argv += ["--classes", f'["ground", "{name}"]', "--objects", f'["{name}"]', "--object-min-area", "5"]
+    assert main([*argv, "--materials", "-o", str(out)]) == 0
     tables = sorted(out.glob("*.csv"))
     assert {"report.csv", "objects.csv", "i0_objects.csv", "i0_materials.csv"} <= {t.name for t in tables}
     cells = [cell for t in tables for row in csv.reader(t.read_text("utf-8").splitlines()) for cell in row]
@@ -306,17 +306,17 @@ def _is_number(text):
     return True
 
 
-def test_the_figure_outlines_every_object_in_the_colour_of_its_class(folder):
+def test_figure_outlines_every_object_in_its_class_colour(folder):
     images, labels = [str(folder / "i0.png")], ["--labels", str(folder / "i0_labels.png")]
     assert main(["segment", *images, *labels, *FAST, "--objects", "disc", "-o", str(folder / "out")]) == 0
     figure = np.asarray(Image.open(folder / "out" / "i0_objects.png"))
     actual = tifffile.imread(folder / "out" / "i0_objects.tif")
     factor = figure.shape[0] // actual.shape[0]
     assert figure.shape == (factor * actual.shape[0], factor * actual.shape[1], 3)
-    colored = (figure == PALETTE[1]).all(-1)
-    large = actual.repeat(factor, 0).repeat(factor, 1)
-    assert set(np.unique(large[colored])) == set(range(1, actual.max() + 1))
-    inside = (grey_dilation(large, 3) == large) & (grey_erosion(large, 3) == large)
-    assert not colored[inside].any()
+    outlines = (figure == PALETTE[1]).all(-1)
+    upsampled = actual.repeat(factor, 0).repeat(factor, 1)
+    assert set(np.unique(upsampled[outlines])) == set(range(1, actual.max() + 1))
+    inside = (grey_dilation(upsampled, 3) == upsampled) & (grey_erosion(upsampled, 3) == upsampled)
+    assert not outlines[inside].any()
     page = (folder / "out" / "report.html").read_text()
     assert ">objects</text>" in page

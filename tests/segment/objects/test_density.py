@@ -1,4 +1,4 @@
-"""Numbers per area are those of the sample, whatever the border cuts; measurements on pixels that are not square."""
+"""Number density is unbiased by the border; measurements with anisotropic pixels."""
 
 import itertools
 import json
@@ -22,13 +22,13 @@ SIDE, COUNT = 200, 30
 
 
 def discs(seed, side=SIDE, count=COUNT, radius=(3.0, 12.0)):
-    """Discs on a torus: as a field of view it cuts objects, and the true number per area is known."""
+    """Make discs on a torus: the field of view cuts objects, and the true number per area is known."""
     rng, actual = np.random.default_rng(seed), []
     while len(actual) < count:
         center, disc_radius = rng.random(2) * side, rng.uniform(*radius)
         gaps = (np.abs(center - c) for c, _ in actual)
-        far = [np.hypot(*np.minimum(g, side - g)) - r for g, (_, r) in zip(gaps, actual, strict=True)]
-        if all(f > disc_radius + 2 for f in far):
+        distances = [np.hypot(*np.minimum(g, side - g)) - r for g, (_, r) in zip(gaps, actual, strict=True)]
+        if all(f > disc_radius + 2 for f in distances):
             actual.append((center, disc_radius))
     mask = np.zeros((side, side), bool)
     y, x = np.mgrid[:side, :side]
@@ -58,12 +58,12 @@ def test_density_has_no_bias_from_the_border(exclude, min_area):
     actual = [density(mask, min_area=min_area, exclude=exclude) for mask in fields]
     true = COUNT / SIDE**2
     assert np.mean([per for per, _ in actual]) == pytest.approx(true, rel=0.02)
-    # what was counted before is off by more
+    # the plain count has a larger bias
     assert abs(np.mean([count for _, count in actual]) / COUNT - 1) > 0.05
 
 
 @cases("min_area", [0, 100])
-def test_density_in_a_crop_is_that_of_the_cropped_image(min_area):
+def test_density_in_a_crop_equals_the_cropped_image(min_area):
     mask, valid = discs(3), np.zeros((SIDE, SIDE), bool)
     valid[50:110, 70:150] = True
     expected = density(mask[50:110, 70:150], min_area=min_area)
@@ -86,7 +86,7 @@ def test_slanted_fibres_are_counted_once():
 
 
 @pytest.mark.slow
-def test_small_specks_are_left_out_of_the_density():
+def test_small_specks_are_excluded_from_the_density():
     mask = discs(1)
     ground = np.argwhere(~mask)
     specks = np.zeros_like(mask)
@@ -97,27 +97,27 @@ def test_small_specks_are_left_out_of_the_density():
 
 
 @pytest.mark.slow
-def test_regions_without_data_are_no_part_of_the_frame():
-    # four fields of a torus side by side: one quarter holds no data, and borders run inside the page
+def test_invalid_regions_are_excluded_from_the_counting_frame():
+    # four tiled fields of a torus: one quarter is invalid, and its borders are inside the page
     mask = np.tile(discs(2), (2, 2))
     valid = np.ones(mask.shape, bool)
     valid[SIDE // 3 : SIDE + SIDE // 3, SIDE // 2 : SIDE + SIDE // 2] = False
     assert density(mask, valid=valid)[0] == pytest.approx(COUNT / SIDE**2, rel=0.02)
-    # single pixels without data inside objects cut nothing
+    # single invalid pixels inside objects do not cut them
     dead = np.ones(mask.shape, bool)
     dead[tuple(np.argwhere(binary_erosion(mask))[::200].T)] = False
     assert density(mask, valid=dead)[0] == pytest.approx(density(mask)[0], rel=0.01)
 
 
-def test_density_of_volumes():
+def test_density_of_volumes_is_exact():
     side = 40
     z, y, x = np.mgrid[:side, :side, :side]
     mask = np.zeros((side, side, side), bool)
     for center in itertools.product((0, 20), repeat=3):
-        far = [
+        distances = [
             np.minimum(np.abs(g - c), side - np.abs(g - c)) for g, c in zip((z, y, x), center, strict=True)
         ]
-        mask |= far[0] ** 2 + far[1] ** 2 + far[2] ** 2 <= 36
+        mask |= distances[0] ** 2 + distances[1] ** 2 + distances[2] ** 2 <= 36
     for exclude in (False, True):
         per, count = density(mask, volumes=side, exclude=exclude)
         assert per == pytest.approx(8 / side**3)
@@ -126,7 +126,7 @@ def test_density_of_volumes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"exclude_border": True}])
-def test_the_report_has_the_density_of_the_sample(tmp_path, options):
+def test_report_contains_the_density(tmp_path, options):
     count, mask = 15, discs(3, count=15, radius=(9.0, 12.0))
     scribbles = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)
     Image.fromarray(scribbles).save(tmp_path / "a_labels.png")
@@ -136,18 +136,18 @@ def test_the_report_has_the_density_of_the_sample(tmp_path, options):
         [tmp_path / "a.tif"], tmp_path / "out", labels=[tmp_path / "a_labels.png"],
         features=FeatureConfig(sigmas=(1.0,)), objects=ObjectOptions("class 2", **options),
     )  # fmt: skip
-    saved = json.loads((tmp_path / "out" / "report.json").read_text())
-    actual = saved["images"][0]["objects"]
+    report_json = json.loads((tmp_path / "out" / "report.json").read_text())
+    actual = report_json["images"][0]["objects"]
     assert actual["area_um2"] == SIDE**2 / 4
     assert actual["classes"]["class 2"]["per_um2"] == pytest.approx(4 * count / SIDE**2, rel=0.02)
-    assert saved["objects"]["classes"]["class 2"]["per_um2"] == actual["classes"]["class 2"]["per_um2"]
+    assert report_json["objects"]["classes"]["class 2"]["per_um2"] == actual["classes"]["class 2"]["per_um2"]
     assert "counting frame" in actual["density"]
     assert report.exit_code == 0
 
 
 def test_density_of_a_batch_is_pooled():
-    def record(framed, area):
-        actual = {"count": 9, "counted_in_frame": framed, "per_um2": framed / area}
+    def record(count_in_frame, area):
+        actual = {"count": 9, "counted_in_frame": count_in_frame, "per_um2": count_in_frame / area}
         actual["equivalent_diameter_um"] = {"mean": 1.0}
         return {"objects": {"area_um2": area, "neighbours": 8, "classes": {"disc": actual}}}
 
@@ -161,22 +161,25 @@ def test_density_of_a_batch_is_pooled():
     assert batch["mean_equivalent_diameter_um"] == 1.0
     volumes = record(4.0, 10.0)
     volumes["objects"] |= {"neighbours": 26, "volume_um3": volumes["objects"].pop("area_um2")}
-    mixed = summarize_batch([record(4.0, 10.0), volumes])["classes"]["disc"]
-    assert mixed.keys() == {"count", "mean_per_image", "mean_per_image_ci95"}
+    mixed_batch = summarize_batch([record(4.0, 10.0), volumes])["classes"]["disc"]
+    assert mixed_batch.keys() == {"count", "mean_per_image", "mean_per_image_ci95"}
 
 
 @cases("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])
 @cases("angle", [0, 30, 75, 120])
-def test_measurements_are_those_of_the_sample_on_any_pixels(pixel, angle):
-    long, short, turn = 14.0, 7.0, np.radians(angle)
+def test_measurements_are_independent_of_the_pixel_shape(pixel, angle):
+    long, short, radians = 14.0, 7.0, np.radians(angle)
     rows, columns = int(2 * long / pixel[0]), int(2 * long / pixel[1])
     y, x = np.mgrid[-rows : rows + 1, -columns : columns + 1] * np.reshape(pixel, (2, 1, 1))
-    along, across = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
-    mask = (along / long) ** 2 + (across / short) ** 2 <= 1
+    along_axis, across_axis = (
+        x * np.cos(radians) - y * np.sin(radians),
+        x * np.sin(radians) + y * np.cos(radians),
+    )
+    mask = (along_axis / long) ** 2 + (across_axis / short) ** 2 <= 1
     actual = measure(mask, np.ones((*mask.shape, 1)), (0, 0), pixel)
     h = ((long - short) / (long + short)) ** 2
-    around = np.pi * (long + short) * (1 + 3 * h / (10 + np.sqrt(4 - 3 * h)))
-    assert actual["perimeter_um"] == pytest.approx(around, rel=0.05)
+    perimeter = np.pi * (long + short) * (1 + 3 * h / (10 + np.sqrt(4 - 3 * h)))
+    assert actual["perimeter_um"] == pytest.approx(perimeter, rel=0.05)
     assert actual["area_um2"] == pytest.approx(np.pi * long * short, rel=0.02)
     assert actual["equivalent_diameter_um"] == pytest.approx(2 * np.sqrt(long * short), rel=0.01)
     assert actual["eccentricity"] == pytest.approx(np.sqrt(1 - (short / long) ** 2), rel=0.02)

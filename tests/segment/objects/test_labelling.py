@@ -23,25 +23,25 @@ def scene(shape=(1, 61, 83), seed=0):
 
 
 def flood(mask, steps):
-    """Label patches by walking from pixel to pixel."""
-    out, count = np.zeros(mask.shape, int), 0
+    """Label connected components with a flood fill."""
+    instances, count = np.zeros(mask.shape, int), 0
     for start in zip(*np.nonzero(mask), strict=True):
-        if out[start]:
+        if instances[start]:
             continue
         count += 1
-        out[start], stack = count, [start]
+        instances[start], stack = count, [start]
         while stack:
-            position = stack.pop()
+            pixel = stack.pop()
             for step in steps:
-                near = tuple(int(a + b) for a, b in zip(position, step, strict=True))
-                inside = all(0 <= a < n for a, n in zip(near, mask.shape, strict=True))
-                if inside and mask[near] and not out[near]:
-                    out[near] = count
-                    stack.append(near)
-    return out
+                neighbour = tuple(int(a + b) for a, b in zip(pixel, step, strict=True))
+                inside = all(0 <= a < n for a, n in zip(neighbour, mask.shape, strict=True))
+                if inside and mask[neighbour] and not instances[neighbour]:
+                    instances[neighbour] = count
+                    stack.append(neighbour)
+    return instances
 
 
-def test_the_table_is_that_of_regionprops():
+def test_table_equals_regionprops():
     labels, prob, grey = scene()
     actual, objects = find(labels, prob, grey, NAMES, ObjectOptions(["pore"], "keep", 0), spacing=(0.5, 0.5))
     expected = label(labels[0] == 2, connectivity=2)
@@ -59,31 +59,31 @@ def test_the_table_is_that_of_regionprops():
         assert np.isclose(row["area_um2"], p.area / 4)
         assert np.isclose(row["perimeter_um"], p.perimeter / 2)
         assert np.isclose(row["equivalent_diameter_um"], p.equivalent_diameter_area / 2)
-        others = [q.centroid for q in props if q is not p]
-        near = min(np.hypot(*np.subtract(p.centroid, q)) for q in others)
-        assert np.isclose(row["nearest_px"], near)
-        assert np.isclose(row["nearest_um"], near / 2)
+        other_centroids = [q.centroid for q in props if q is not p]
+        nearest = min(np.hypot(*np.subtract(p.centroid, q)) for q in other_centroids)
+        assert np.isclose(row["nearest_px"], nearest)
+        assert np.isclose(row["nearest_um"], nearest / 2)
 
 
-def test_patches_are_those_of_a_walk_on_pages_and_in_volumes():
+def test_objects_equal_a_flood_fill_on_pages_and_in_volumes():
     labels, prob, grey = scene((5, 23, 31))
     options = ObjectOptions(["pore", "carbide"], "keep", 0)
     volume, objects = find(labels, prob, grey, NAMES, options, volumes=5)
     steps = [(a, b, c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)]
     for number in (2, 3):
-        walked = flood(labels == number, steps)
+        reference = flood(labels == number, steps)
         patch = np.where(labels == number, volume, 0)
-        pairs = set(zip(walked[walked > 0].tolist(), patch[walked > 0].tolist(), strict=True))
-        assert len(pairs) == walked.max() == len(np.unique(patch)) - 1
+        pairs = set(zip(reference[reference > 0].tolist(), patch[reference > 0].tolist(), strict=True))
+        assert len(pairs) == reference.max() == len(np.unique(patch)) - 1
     assert [r["volume_px"] for r in objects.rows] == np.bincount(volume.ravel())[1:].tolist()
     assert all(r["area_px"] is None and r["perimeter_px"] is None for r in objects.rows)
     pages, _ = find(labels, prob, grey, NAMES, options)
     assert pages.max() > volume.max()
-    one = label(np.where(labels[0] > 1, labels[0], 0), connectivity=2)
-    assert np.array_equal(pages[0], one)
+    expected = label(np.where(labels[0] > 1, labels[0], 0), connectivity=2)
+    assert np.array_equal(pages[0], expected)
 
 
-def test_holes_are_filled_but_for_other_objects():
+def test_holes_are_filled_except_for_other_objects():
     labels = np.ones((1, 11, 13), np.uint8)
     labels[0, 1:9, 1:9] = 2
     labels[0, 3:7, 3:7] = 1
@@ -96,15 +96,15 @@ def test_holes_are_filled_but_for_other_objects():
     assert (actual[0] == 1).sum() == 63
 
 
-def test_a_filled_hole_is_no_neck():
+def test_filled_holes_are_not_necks():
     y, x = np.mgrid[:47, :53]
-    far = np.hypot(y - 23, x - 26)
-    labels = np.where((far < 20) & (far > 9), 2, 1)[None].astype(np.uint8)
+    distance = np.hypot(y - 23, x - 26)
+    labels = np.where((distance < 20) & (distance > 9), 2, 1)[None].astype(np.uint8)
     prob = np.stack([labels == 1, labels == 2, labels == 3], 1) * 0.9 + 0.03
     grey = np.ones((*labels.shape, 1))
     filled, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", fill_holes=True))
     assert len(objects.rows) == 1
-    assert np.array_equal(filled[0] > 0, far < 20)
+    assert np.array_equal(filled[0] > 0, distance < 20)
 
 
 def test_small_and_border_objects_are_counted():
@@ -118,8 +118,8 @@ def test_small_and_border_objects_are_counted():
 
 @cases("axis", [0, 1, 2])
 @cases("end", [False, True])
-def test_objects_cut_by_missing_data_are_at_the_border(axis, end):
-    """A crop, a mask or NaN ends the sample as the border of the image does; a missing pixel in an object does not."""
+def test_objects_cut_by_invalid_regions_are_at_the_border(axis, end):
+    """A crop, a mask or NaN bounds the sample as the image border does; an invalid pixel in an object does not."""
     labels = np.ones((11, 11, 11), np.uint8)
     labels[2:5, 2:5, 2:5] = labels[7:10, 7:10, 7:10] = 2
     labels[3, 3, 3] = 0
@@ -134,18 +134,18 @@ def test_objects_cut_by_missing_data_are_at_the_border(axis, end):
 
 
 @cases("radius", [6, 10, 25])
-def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
+def test_touching_discs_are_split_in_the_middle(radius):
     y, x = np.mgrid[: 2 * radius + 7, : 4 * radius + 7]
     first = np.hypot(y - radius - 3, x - radius - 3) <= radius
     second = np.hypot(y - radius - 3, x - 2.7 * radius - 3) <= radius
-    both = first | second
-    actual = split(both, np.ones(both.shape))
+    union = first | second
+    actual = split(union, np.ones(union.shape))
     assert actual.max() == 2
-    assert np.array_equal(actual > 0, both)
-    share = [(actual[first & ~second] == n).mean() for n in (1, 2)]
-    assert max(share) > 0.97
+    assert np.array_equal(actual > 0, union)
+    coverage = [(actual[first & ~second] == n).mean() for n in (1, 2)]
+    assert max(coverage) > 0.97
     assert split(first, np.ones(first.shape)).max() == 1
-    ball = np.stack([both] * 5)
+    ball = np.stack([union] * 5)
     assert split(ball, np.ones(ball.shape)).max() >= 1
 
 
@@ -163,14 +163,14 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
         (lambda: options_or_none(None, min_area=3), "object_min_area has no effect"),
     ],
 )
-def test_options_are_checked(call, words):
+def test_invalid_options_raise(call, words):
     with pytest.raises(OptionError, match=words):
         call()
 
 
 @cases("pixel", [(0.5, 0.25), (0.25, 0.5), (1.0, 4.0)])
 @cases("neck", [1, 3, 5])
-def test_a_transposed_image_of_pixels_that_are_not_square_has_as_many_objects(pixel, neck):
+def test_object_count_is_transposition_invariant_with_anisotropic_pixels(pixel, neck):
     mask = np.zeros((12, 25), bool)
     mask[1:11, 1:11] = mask[1:11, 13:23] = mask[5 - neck // 2 : 6 + neck // 2, 11:13] = True
     labels, options = np.where(mask, 2, 1), ObjectOptions("pore", min_area=0)

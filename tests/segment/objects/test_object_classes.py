@@ -1,4 +1,4 @@
-"""Object classes from examples: tables, label files, the model file, and what is refused."""
+"""Object classes from examples: tables, label files, the model file, and errors."""
 
 import csv
 import json
@@ -23,18 +23,18 @@ GRID = 6
 
 
 def page(seed):
-    """Image of discs and ellipses of equal area on a grid, scribbles, and the kind of each object (GRID, GRID)."""
-    random = np.random.default_rng(seed)
+    """Make an image of discs and ellipses of equal area on a grid, its scribbles, and the kinds (GRID, GRID)."""
+    rng = np.random.default_rng(seed)
     grey, kinds = (
-        random.normal(90, 4, (GRID * 40, GRID * 40)),
-        random.permutation(GRID**2).reshape(GRID, GRID) % 2,
+        rng.normal(90, 4, (GRID * 40, GRID * 40)),
+        rng.permutation(GRID**2).reshape(GRID, GRID) % 2,
     )
     labels = np.zeros(grey.shape, np.uint8)
     labels[::40, :] = 1
     for (i, j), kind in np.ndenumerate(kinds):
         radii = (16, 5) if kind else (9, 9)
         y, x = 20 + 40 * i, 20 + 40 * j
-        rows, columns = ellipse(y, x, *radii, rotation=random.uniform(0, np.pi) if kind else 0)
+        rows, columns = ellipse(y, x, *radii, rotation=rng.uniform(0, np.pi) if kind else 0)
         grey[rows, columns] += 60
         labels[y, x - 2 : x + 3] = 2
     return np.clip(grey, 0, 255).astype(np.uint8), labels, kinds
@@ -82,7 +82,7 @@ def run(folder, out, classes=()):
     )  # fmt: skip
 
 
-def test_the_command_learns_discs_and_fibres_and_apply_repeats_them(folder, capsys):
+def test_discs_and_fibres_are_classified_by_segment_and_apply(folder, capsys):
     out, kinds = folder / "out", page(0)[2]
     scribbles = [
         "--labels",
@@ -115,7 +115,7 @@ def test_the_command_learns_discs_and_fibres_and_apply_repeats_them(folder, caps
 
 
 @pytest.mark.slow
-def test_points_and_label_files_give_the_classes_of_numbers(folder, tmp_path):
+def test_points_and_label_files_are_equivalent_to_object_numbers(folder, tmp_path):
     by_number = run(folder, tmp_path / "numbers", folder / "examples.csv")
     rows = [row for row in rows_of(folder / "examples.csv") if row["object_class"]]
     points = [
@@ -139,7 +139,7 @@ def test_points_and_label_files_give_the_classes_of_numbers(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_model_file_keeps_the_classifier_and_its_options(folder, tmp_path):
+def test_model_file_stores_the_object_classifier_and_options(folder, tmp_path):
     run(folder, tmp_path / "out", folder / "examples.csv")
     loaded = load_model(tmp_path / "out" / "model.vispe").objects
     assert loaded.names == ("disc", "fibre")
@@ -164,7 +164,7 @@ def test_the_model_file_keeps_the_classifier_and_its_options(folder, tmp_path):
         (lambda row: row | {"object_probability": "0.9"}, "line 2: the object_class was predicted"),
     ],
 )
-def test_unusable_examples_are_refused_and_leave_nothing(folder, tmp_path, change, words):
+def test_invalid_examples_raise_and_write_nothing(folder, tmp_path, change, words):
     rows = [change(row) for row in rows_of(folder / "examples.csv")[:8]]
     path = write(tmp_path / "bad.csv", rows)
     with pytest.raises(InputError, match=words):
@@ -172,13 +172,13 @@ def test_unusable_examples_are_refused_and_leave_nothing(folder, tmp_path, chang
     assert not (tmp_path / "out" / "model.vispe").exists()
 
 
-def test_a_repeated_column_is_refused(folder, tmp_path):
+def test_duplicate_columns_raise(folder, tmp_path):
     (tmp_path / "e.csv").write_text("object,object_class,object_class\n1,disc,fibre\n2,fibre,disc\n")
     with pytest.raises(InputError, match="several columns object_class"):
         run(folder, tmp_path / "out", tmp_path / "e.csv")
 
 
-def test_images_of_another_bit_depth_and_other_definitions_of_objects_are_noted(folder, tmp_path):
+def test_other_bit_depths_and_object_options_are_noted(folder, tmp_path):
     report = run(folder, tmp_path / "out", folder / "examples.csv")
     assert report.images[0]["notes"] == []
     model, image = tmp_path / "out" / "model.vispe", tmp_path / "i16.png"
@@ -193,7 +193,7 @@ def test_images_of_another_bit_depth_and_other_definitions_of_objects_are_noted(
     assert apply(model, path, tmp_path / "store").images[0]["notes"][-1] == note.replace("i16.png", "i.zarr")
 
 
-def test_labels_need_one_pixel_an_object_and_classes_without_an_object_are_noted(folder, tmp_path):
+def test_one_pixel_labels_an_object_and_empty_classes_are_noted(folder, tmp_path):
     labels = np.zeros(page(0)[0].shape, np.uint8)
     for i, j in [(0, 0), (0, 1), (0, 2), (0, 3)]:
         labels[20 + 40 * i, 20 + 40 * j] = 1 + page(0)[2][i, j]
@@ -204,14 +204,14 @@ def test_labels_need_one_pixel_an_object_and_classes_without_an_object_are_noted
     assert not [note for note in notes if "label more of it" in note and "drawn.png" in note]
 
 
-def test_many_classes_of_few_objects():
+def test_number_of_classes_is_limited_to_255():
     rows = [example(n, n + 9) for n in range(30)]
     assert len(ObjectClassifier.fit(rows, [f"c{n // 2:02}" for n in range(30)], OBJECTS).names) == 15
     with pytest.raises(InputError, match="has 256 classes, more than 255"):
         ObjectClassifier.fit([example(n, 9) for n in range(256)], list(map(str, range(256))), OBJECTS)
 
 
-def test_classes_need_objects_and_one_kind_of_files(folder, tmp_path, capsys):
+def test_classes_without_objects_or_with_mixed_files_raise(folder, tmp_path, capsys):
     with pytest.raises(OptionError, match="object_classes has no effect without objects"):
         segment(
             folder / "i0.png", tmp_path / "out", labels=folder / "i0_labels.png",
@@ -223,7 +223,7 @@ def test_classes_need_objects_and_one_kind_of_files(folder, tmp_path, capsys):
         run(folder, tmp_path / "out", tmp_path / "missing.csv")
 
 
-def test_two_labels_on_one_object_are_refused(folder, tmp_path):
+def test_conflicting_labels_on_one_object_raise(folder, tmp_path):
     labels = np.zeros(page(0)[0].shape, np.uint8)
     labels[20, 19], labels[20, 21] = 1, 2
     Image.fromarray(labels).save(tmp_path / "drawn.png")
@@ -243,7 +243,7 @@ def example(number, area, **more):
     return row | more
 
 
-def test_microns_and_volumes_are_those_of_the_examples():
+def test_units_and_dimensions_must_match_the_examples():
     um = {"equivalent_diameter_um": 1.0, "area_um2": 1.0, "perimeter_um": 4.0}
     rows = [
         example(n, area, **um) | {"area_um2": area * 0.25} for n, area in enumerate([9, 10, 90, 99], start=1)
@@ -251,7 +251,7 @@ def test_microns_and_volumes_are_those_of_the_examples():
     classifier = ObjectClassifier.fit(rows, ["small", "small", "large", "large"], OBJECTS)
     assert classifier.unit == "um"
     assert classifier.notes()
-    # twice the pixels per micron: other areas in pixels, equal areas in microns
+    # half the pixel size: different areas in pixels, equal areas in microns
     finer = [row | {"area_px": 4 * row["area_px"]} for row in rows]
     classifier.classify("a", finer, OBJECTS)
     assert classifier.counts(finer) == {"large": 2, "small": 2}
@@ -259,12 +259,12 @@ def test_microns_and_volumes_are_those_of_the_examples():
         classifier.classify("a", [example(1, 9)], OBJECTS)
     with pytest.raises(InputError, match="the image has volumes"):
         classifier.classify("a", [example(1, 9, volume_px=9)], OBJECTS)
-    others = [example(1, 9, **um) | {"class": "ground"}]
-    classifier.classify("a", others, OBJECTS)
-    assert others[0]["object_class"] is None
+    other_rows = [example(1, 9, **um) | {"class": "ground"}]
+    classifier.classify("a", other_rows, OBJECTS)
+    assert other_rows[0]["object_class"] is None
 
 
-def test_volumes_have_classes(folder, tmp_path):
+def test_volumes_are_classified(folder, tmp_path):
     image = np.random.default_rng(0).normal(50, 3, (8, 60, 120))
     labels, kinds = np.zeros(image.shape, np.uint8), {}
     for index in range(6):
@@ -288,7 +288,7 @@ def test_volumes_have_classes(folder, tmp_path):
         apply(tmp_path / "out" / "model.vispe", folder / "i0.png", tmp_path / "more")
 
 
-def test_stores_are_classified_like_files_but_have_no_examples(folder, tmp_path):
+def test_stores_are_classified_but_cannot_be_examples(folder, tmp_path):
     run(folder, tmp_path / "out", folder / "examples.csv")
     path = write_store(tmp_path / "i0.zarr", page(0)[0].astype(np.float32))
     with pytest.raises(OptionError, match="object_classes is not supported for images processed in blocks"):
@@ -321,7 +321,7 @@ def test_stores_are_classified_like_files_but_have_no_examples(folder, tmp_path)
         {"facts": {"examples": {}, "mean_grey": [1, "2"]}},
     ],
 )
-def test_a_changed_card_is_refused(folder, tmp_path, change):
+def test_invalid_cards_raise(folder, tmp_path, change):
     if not (folder / "model" / "model.vispe").exists():
         run(folder, folder / "model", folder / "examples.csv")
     path = tmp_path / "changed.vispe"

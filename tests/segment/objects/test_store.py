@@ -1,4 +1,4 @@
-"""Objects of stores, through the command line: the map and the table of the same page in memory."""
+"""Objects of stores on the command line: map and table equal those of the page in memory."""
 
 import csv
 import json
@@ -20,16 +20,16 @@ from vispe.segment.run.request import Request
 @pytest.mark.parametrize(
     ("touching", "axes"), [("split", "yx"), pytest.param("keep", "zyx", marks=pytest.mark.slow)]
 )
-def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, touching, axes):  # noqa: F811
+def test_objects_of_a_store_equal_those_in_memory(tmp_path, small_blocks, touching, axes):  # noqa: F811
     values, phase = scene()
     values = np.stack([values, values[::-1], values]) if axes == "zyx" else values
     path = write_store(tmp_path / "a.zarr", values.astype(np.float32), axes)
     labels = scribbled(tmp_path / "a_labels.png", phase)
     out = tmp_path / "out"
-    requested = ["--objects", "bright", "--touching", touching, "--object-min-area", "5", "--fill-holes"]
-    more = ["--features", "filters", "--classes", "bright,dark", "-o", str(out)]
-    more += ["--label-page", "0"] if axes == "zyx" else []
-    assert main(["segment", str(path), "--labels", str(labels), *more, *requested]) == 0
+    object_options = ["--objects", "bright", "--touching", touching, "--object-min-area", "5", "--fill-holes"]
+    arguments = ["--features", "filters", "--classes", "bright,dark", "-o", str(out)]
+    arguments += ["--label-page", "0"] if axes == "zyx" else []
+    assert main(["segment", str(path), "--labels", str(labels), *arguments, *object_options]) == 0
     root = zarr.open_group(str(out / "a_seg.ome.zarr"), mode="r")
     shape = (-1, *phase.shape)
     classes, prob = root["labels/classes/0"][:].reshape(shape), root["0"][:]
@@ -39,14 +39,16 @@ def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, 
     volumes, spacing = (3, (1.0, 0.5, 0.5)) if axes == "zyx" else (None, (0.5, 0.5))
     record = json.loads((out / "report.json").read_text())["images"][0]
     spacing = None if axes == "zyx" and record["z_step_um"] is None else spacing
-    expected, known = find(classes, prob, grey, ["bright", "dark"], options, volumes=volumes, spacing=spacing)
+    expected, expected_objects = find(
+        classes, prob, grey, ["bright", "dark"], options, volumes=volumes, spacing=spacing
+    )
     actual = root["labels/objects/0"][:]
     assert actual.dtype == np.uint32
     assert np.array_equal(actual.reshape(shape), expected)
     with (out / "a_objects.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == len(known.rows) > 3
-    for row, expected_row in zip(rows, known.rows, strict=True):
+    assert len(rows) == len(expected_objects.rows) > 3
+    for row, expected_row in zip(rows, expected_objects.rows, strict=True):
         assert {k: row[k] for k in expected_row} == {
             k: "" if v is None else str(v) for k, v in expected_row.items()
         }
@@ -61,7 +63,7 @@ def rows_of(path):
         return list(csv.DictReader(stream))
 
 
-def test_volumes_do_not_depend_on_the_order_of_time_and_z(tmp_path):
+def test_volumes_are_independent_of_the_order_of_time_and_z(tmp_path):
     values, phase = scene(60, 70)
     grey = values.astype(np.uint8)
     scribbles = np.where(phase, 2, 1) * (np.random.default_rng(0).random(phase.shape) < 0.03)
@@ -70,19 +72,19 @@ def test_volumes_do_not_depend_on_the_order_of_time_and_z(tmp_path):
     labels[0, 0] = scribbles
     orders = {"TZYX": (series, labels), "ZTYX": (series.swapaxes(0, 1), labels.swapaxes(0, 1))}
     tables, maps, stored = {}, {}, {}
-    more = ["--features", "filters", "--classifier", "logistic", "--classes", "dark,disc"]
+    options = ["--features", "filters", "--classifier", "logistic", "--classes", "dark,disc"]
     for axes, (pages, page_labels) in orders.items():
-        image, painted = tmp_path / f"{axes}.ome.tif", tmp_path / f"{axes}_labels.tif"
+        image, labels_path = tmp_path / f"{axes}.ome.tif", tmp_path / f"{axes}_labels.tif"
         metadata = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.0}
         tifffile.imwrite(image, pages, ome=True, photometric="minisblack", metadata=metadata)
-        tifffile.imwrite(painted, page_labels.reshape(6, *grey.shape), photometric="minisblack")
+        tifffile.imwrite(labels_path, page_labels.reshape(6, *grey.shape), photometric="minisblack")
         out = tmp_path / axes
-        requested = ["--objects", "disc", "-o", str(out)]
-        assert main(["segment", str(image), "--labels", str(painted), *more, *requested]) == 0
+        object_options = ["--objects", "disc", "-o", str(out)]
+        assert main(["segment", str(image), "--labels", str(labels_path), *options, *object_options]) == 0
         tables[axes] = [{**row, "image": "", "page": ""} for row in rows_of(out / "objects.csv")]
         maps[axes] = tifffile.imread(out / f"{axes}.ome_objects.tif")
         blocks = ["--memory", "800MiB", "-o", str(tmp_path / f"{axes}_blocks")]
-        assert main(["apply", str(out / "model.vispe"), str(image), *requested[:2], *blocks]) == 0
+        assert main(["apply", str(out / "model.vispe"), str(image), *object_options[:2], *blocks]) == 0
         stored[axes] = rows_of(tmp_path / f"{axes}_blocks" / "objects.csv")
         assert stored[axes] == rows_of(out / "objects.csv")
     assert tables["TZYX"] == tables["ZTYX"]
@@ -91,17 +93,17 @@ def test_volumes_do_not_depend_on_the_order_of_time_and_z(tmp_path):
     np.testing.assert_array_equal(maps["TZYX"], maps["ZTYX"].swapaxes(0, 1))
 
 
-def test_an_unknown_class_in_a_store(tmp_path, capsys):
+def test_unknown_classes_are_rejected_with_a_suggestion(tmp_path, capsys):
     values, phase = scene(60, 70)
     path = write_store(tmp_path / "a.zarr", values.astype(np.float32))
     labels = scribbled(tmp_path / "a_labels.png", phase, 0.05)
-    more = ["--features", "filters", "--classes", "bright,dark", "-o", str(tmp_path / "out")]
-    assert main(["segment", str(path), "--labels", str(labels), *more, "--objects", "brigth"]) == 2
+    options = ["--features", "filters", "--classes", "bright,dark", "-o", str(tmp_path / "out")]
+    assert main(["segment", str(path), "--labels", str(labels), *options, "--objects", "brigth"]) == 2
     assert "Did you mean 'bright'" in capsys.readouterr().err
 
 
-def test_files_for_other_programs_are_refused(tmp_path):
-    requested = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
+def test_export_formats_raise_for_stores(tmp_path):
+    request = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
     with pytest.raises(OptionError, match="objects_as is not supported for images processed in blocks"):
-        check_request(requested)
+        check_request(request)
     check_request(Request("apply", [], tmp_path, objects=ObjectOptions(["a"])))

@@ -1,4 +1,4 @@
-"""Small images in stores, scribbles for them, and what the same page gives in memory."""
+"""Small images in stores, their scribbles, and predictions of the same pages in memory."""
 
 from pathlib import Path
 
@@ -21,21 +21,23 @@ TYPES = {"t": "time", "c": "channel"}
 def write_store(
     path, array, axes="yx", version="0.5", chunk=50, names=(), scale=0.5, unit="micrometer", levels=1
 ):
-    """Write an OME-Zarr image with zarr and ome-zarr alone."""
+    """Write an OME-Zarr image with zarr and ome-zarr only."""
     root = zarr.create_group(store=str(path), zarr_format=3 if version == "0.5" else 2)
     datasets = []
     for level in range(levels):
-        part = array[..., :: 2**level, :: 2**level]
+        level_array = array[..., :: 2**level, :: 2**level]
         chunks = (*(1,) * (array.ndim - 2), chunk, chunk)
-        root.create_array(str(level), shape=part.shape, chunks=chunks, dtype=array.dtype)[...] = part
+        root.create_array(str(level), shape=level_array.shape, chunks=chunks, dtype=array.dtype)[...] = (
+            level_array
+        )
         size = [*[1.0] * (array.ndim - 2), scale * 2**level, scale * 2**level]
         datasets.append({"path": str(level), "coordinateTransformations": [{"type": "scale", "scale": size}]})
-    listed = [
+    axes_metadata = [
         {"name": name, "type": TYPES.get(name, "space"), **({"unit": unit} if name in "yx" and unit else {})}
         for name in axes
     ]
     ome_writer.write_multiscales_metadata(
-        root, datasets[::-1], fmt=ome_format.format_from_version(version), axes=listed
+        root, datasets[::-1], fmt=ome_format.format_from_version(version), axes=axes_metadata
     )
     if names:
         omero = {"channels": [{"label": name} for name in names]}
@@ -47,7 +49,7 @@ def write_store(
 
 
 def scene(height=157, width=211, seed=0):
-    """Give two phases with noise (h, w) float64 in 0..180, and which is which."""
+    """Make a noisy image of two phases -> image (h, w) float64 in 0..180, phase (h, w) bool."""
     y, x = np.mgrid[:height, :width]
     phase = np.sin(x / 11) * np.sin(y / 14) > 0.1
     return phase * 110.0 + np.random.default_rng(seed).random((height, width)) * 70, phase
@@ -61,7 +63,7 @@ def scribbled(path, phase, share=0.01, seed=5):
 
 
 def in_memory(pages, model, features, post=None, path=Path("page")):
-    """Segment pages (z, h, w, c) in memory, as image files are."""
+    """Segment pages (z, h, w, c) in memory, as for image files."""
     micrograph = Micrograph(path, np.ascontiguousarray(pages))
     grey, _ = normalize(micrograph, model.normalize, model.clip)
     return [

@@ -1,4 +1,4 @@
-"""Blocks on a dask.distributed cluster, of which a process dies."""
+"""Blocks on a dask.distributed cluster with a killed worker."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ distributed = pytest.importorskip("distributed", reason="needs the extra vispe[b
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=64)
 
 
-def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
+def test_unreachable_schedulers_raise(tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.segment.out_of_core.dask_cluster._PATIENCE", 0.5)
     values, phase = scene(60, 70)
     store = write_store(tmp_path / "a.zarr", values.astype(np.uint8))
@@ -33,7 +33,7 @@ def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed(tmp_path, monkeypatch):
+def test_results_are_identical_after_a_killed_worker(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_plan, "_SIDES", (128,))
     values, phase = scene(600, 700)
     store = write_store(tmp_path / "a.zarr", values.astype(np.uint8), chunk=128)

@@ -1,4 +1,4 @@
-"""The result of a store, block by block, is that of the page in memory, in every bit."""
+"""Results of stores, computed in blocks, are bit-identical to those of the page in memory."""
 
 import json
 
@@ -25,29 +25,31 @@ MICRO = FeatureConfig("both", sigmas=(1.0, 3.0), model="vispe_micro", tile=48)
 def results(out, name, pages):
     """Return labels, probabilities (z, K, h, w) and uncertainty of a store, page by page."""
     root = zarr.open_group(str(out / f"{name}_seg.ome.zarr"), mode="r")
-    labels, prob, unsure = root["labels/classes/0"][:], root["0"][:], root["uncertainty/0"][:]
+    labels, prob, uncertainty = root["labels/classes/0"][:], root["0"][:], root["uncertainty/0"][:]
     facts = root.attrs.get("ome", root.attrs)
     channel = [axis["name"] for axis in facts["multiscales"][0]["axes"]].index("c")
     prob, shape = np.moveaxis(prob, channel, -3), labels.shape[-2:]
-    return labels.reshape(-1, *shape), prob.reshape(pages, -1, *shape), unsure.reshape(-1, *shape)
+    return labels.reshape(-1, *shape), prob.reshape(pages, -1, *shape), uncertainty.reshape(-1, *shape)
 
 
-def check(out, name, pages, post=None):
-    """Compare the store of a run, bit by bit, with `predict_page`; return the report's record."""
+def assert_exact(out, name, pages, post=None):
+    """Assert that the store of a run is bit-identical to `predict_page`; return the record of the report."""
     model = load_model(out / "model.vispe")
     features = Features(model.features, seed=model.seed, device="cpu", basis=model.basis)
-    labels, prob, unsure = results(out, name, len(pages))
+    labels, prob, uncertainty = results(out, name, len(pages))
     expected = in_memory(pages, model, features, post)
     for z, page in enumerate(expected):
         assert same_bits(labels[z], page.labels)
         assert same_bits(np.ascontiguousarray(prob[z]), page.prob)
-        assert same_bits(unsure[z], page.uncertainty)
+        assert same_bits(uncertainty[z], page.uncertainty)
     record = json.loads((out / "report.json").read_text())["images"][0]
     counts = np.bincount(labels.ravel(), minlength=len(model.names) + 1)[1:]
     assert list(record["map_fractions"].values()) == [n / counts.sum() for n in counts]
     areas = [page.areas for page in expected]
-    said = fractions(np.append(0, counts), sum(areas[1:], areas[0]), model.names, model.classifier.kind)
-    assert {key: record[key] for key in said} == said
+    expected_fractions = fractions(
+        np.append(0, counts), sum(areas[1:], areas[0]), model.names, model.classifier.kind
+    )
+    assert {key: record[key] for key in expected_fractions} == expected_fractions
     overlap = sum(page.overlap for page in expected)
     assert record["overlap_pixels"] == overlap
     assert record["tile_disagreement"] == (
@@ -55,7 +57,7 @@ def check(out, name, pages, post=None):
     )
     assert model.domain is not None
     assert record["domain"] == ood_record(model, [page.feature_grid.sums() for page in expected])
-    assert record["mean_uncertainty"] == np.nanmean(unsure, dtype=np.float64)
+    assert record["mean_uncertainty"] == np.nanmean(uncertainty, dtype=np.float64)
     return record
 
 
@@ -68,7 +70,7 @@ def check(out, name, pages, post=None):
         pytest.param(MICRO, 3, "0.4", marks=pytest.mark.slow),
     ],
 )
-def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):
+def test_pages_with_invalid_pixels_are_exact(tmp_path, small_blocks, config, smooth, version):
     values, phase = scene()
     values = values.astype(np.float32)
     values[30:70, 55:130] = np.nan
@@ -82,7 +84,7 @@ def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):
         features=config,
         post=post,
     )
-    record = check(tmp_path / "out", "a", values[None, ..., None], post)
+    record = assert_exact(tmp_path / "out", "a", values[None, ..., None], post)
     assert record["block"] == 64
     assert record["no_data_share"] == pytest.approx((40 * 75 + 2) / values.size)
     assert report.images[0]["pixel_size_um"] == (0.5, 0.5)
@@ -92,7 +94,7 @@ def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):
     ("axes", "lengths"),
     slow_except([("czyx", (2, 3)), ("tcyx", (2, 3)), ("tczyx", (2, 2, 2))], [("czyx", (2, 3))]),
 )
-def test_pages_and_channels(tmp_path, small_blocks, axes, lengths):
+def test_pages_and_channels_are_exact(tmp_path, small_blocks, axes, lengths):
     planes = [scene(71, 90, seed)[0] for seed in range(int(np.prod(lengths)))]
     phase = scene(71, 90)[1]
     array = np.stack(planes).reshape(*lengths, 71, 90).astype(np.uint16)
@@ -102,48 +104,48 @@ def test_pages_and_channels(tmp_path, small_blocks, axes, lengths):
     pipeline.segment(
         [store], tmp_path / "out", labels=[labels], features=FILTERS, labelling=LabelOptions(label_page=1)
     )
-    record = check(tmp_path / "out", "a", pages)
+    record = assert_exact(tmp_path / "out", "a", pages)
     assert (record["pages"], record["channels"]) == (len(pages), pages.shape[-1])
     root = zarr.open_group(str(tmp_path / "out" / "a_seg.ome.zarr"), mode="r")
-    named = [axis["name"] for axis in root.attrs["ome"]["multiscales"][0]["axes"]]
-    assert named == [name for name in "tczyx" if name in axes]
+    axis_names = [axis["name"] for axis in root.attrs["ome"]["multiscales"][0]["axes"]]
+    assert axis_names == [name for name in "tczyx" if name in axes]
 
 
 @pytest.mark.slow
-def test_scribbles_train_the_model_of_an_image_in_memory(tmp_path, small_blocks):
+def test_scribbles_on_stores_train_the_same_model_as_in_memory(tmp_path, small_blocks):
     values, phase = scene(130, 149)
     array = values.astype(np.uint8)
     Image.fromarray(array).save(tmp_path / "a.png")
     store = write_store(tmp_path / "a.zarr", array)
     labels = scribbled(tmp_path / "labels.png", phase)
-    strokes = [
+    json_scribbles = [
         {"class": 1 if phase[y, x] else 2, "points": [[int(x), int(y)]]}
         for y, x in np.argwhere(np.asarray(Image.open(labels)) > 0)
     ]
-    (tmp_path / "labels.json").write_text(json.dumps(strokes))
+    (tmp_path / "labels.json").write_text(json.dumps(json_scribbles))
     scribbles = write_store(tmp_path / "labels.zarr", np.asarray(Image.open(labels)), chunk=33)
     pipeline.segment([tmp_path / "a.png"], tmp_path / "memory", labels=[labels], features=MICRO)
     expected = load_model(tmp_path / "memory" / "model.vispe")
-    for number, passed in enumerate((labels, tmp_path / "labels.json", scribbles)):
+    for number, labels_path in enumerate((labels, tmp_path / "labels.json", scribbles)):
         out = tmp_path / f"out{number}"
-        pipeline.segment([store], out, labels=[passed], features=MICRO)
+        pipeline.segment([store], out, labels=[labels_path], features=MICRO)
         model = load_model(out / "model.vispe")
         for key, value in expected.classifier.tensors().items():
             np.testing.assert_array_equal(model.classifier.tensors()[key], value)
         assert model.notes["labelled_pixels"] == expected.notes["labelled_pixels"]
 
 
-def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, capsys):
+def test_models_of_image_files_are_exact_on_stores(tmp_path, small_blocks, capsys):
     values, phase = scene(100, 120)
     Image.fromarray(values.astype(np.uint8)).save(tmp_path / "a.png")
     labels = scribbled(tmp_path / "l.png", phase)
     pipeline.segment([tmp_path / "a.png"], tmp_path / "out", labels=[labels], features=FILTERS)
-    other = scene(83, 64, seed=7)[0].astype(np.uint8)
-    Image.fromarray(other).save(tmp_path / "b.png")
-    store = write_store(tmp_path / "b.zarr", other, scale=1, unit=None)
+    array = scene(83, 64, seed=7)[0].astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "b.png")
+    store = write_store(tmp_path / "b.zarr", array, scale=1, unit=None)
     model = tmp_path / "out" / "model.vispe"
     pipeline.apply(model, [tmp_path / "b.png"], tmp_path / "memory", tile=40)
-    words = [
+    arguments = [
         str(model),
         str(store),
         "-o",
@@ -154,9 +156,9 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
         "1 GB",
         "--json",
     ]
-    assert main(["apply", *words]) == 0
+    assert main(["apply", *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
-    labels, prob, unsure = results(tmp_path / "big", "b", 1)
+    labels, prob, uncertainty = results(tmp_path / "big", "b", 1)
     np.testing.assert_array_equal(labels[0], np.asarray(Image.open(tmp_path / "memory" / "b_seg.png")))
     whole_prob = tifffile.imread(tmp_path / "memory" / "b_prob.tif").reshape(prob[0].shape)
     np.testing.assert_array_equal(prob[0], whole_prob)
@@ -177,22 +179,22 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
         "mean_uncertainty",
     ):
         assert record[key] == expected[key]
-    assert np.isfinite(unsure).all()
+    assert np.isfinite(uncertainty).all()
     assert list(record["files"]) == ["overlay", "labels"]
 
 
-def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
+def test_colour_labels_equal_those_of_read_labels(tmp_path, small_blocks):
     from vispe.images.labels.label_files import read_labels
     from vispe.segment.out_of_core.scribbles import read_scribbles
     from vispe.segment.out_of_core.source.open_image import open_image
 
     image = open_image(write_store(tmp_path / "a.zarr", np.zeros((300, 40), np.uint8)))
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     colours = np.array([(0, 0, 0), (255, 0, 0), (9, 9, 9), (0, 255, 40)], np.uint8)
-    scribbles = colours[random.integers(0, 4, (300, 40))]
-    scribbles[:260][random.random((260, 40)) < 0.95] = 0
+    scribbles = colours[rng.integers(0, 4, (300, 40))]
+    scribbles[:260][rng.random((260, 40)) < 0.95] = 0
     scribbles[:256][(scribbles[:256] != scribbles[:256, :, :1]).any(-1)] = (
-        0  # the first strip holds greys alone
+        0  # the first strip contains greys only
     )
     Image.fromarray(scribbles).save(tmp_path / "rgb.png")
     Image.fromarray(scribbles).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "p.png")
@@ -206,7 +208,7 @@ def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
         assert (names, colors, tuple(notes)) == (expected.names, expected.colors, expected.notes)
 
 
-def test_normalisation_by_page_and_chosen_channels(tmp_path, small_blocks):
+def test_normalisation_by_page_and_selected_channels_are_exact(tmp_path, small_blocks):
     planes = (
         np.stack([scene(71, 90, s)[0] * (s + 1) for s in range(4)]).reshape(2, 2, 71, 90).astype(np.uint16)
     )
@@ -215,12 +217,12 @@ def test_normalisation_by_page_and_chosen_channels(tmp_path, small_blocks):
     reading = ReadOptions(channel="y", normalize="image", clip=(1.0, 98.0))
     options = {"features": FILTERS, "reading": reading, "labelling": LabelOptions(label_page=0)}
     pipeline.segment([store], tmp_path / "out", labels=[labels], **options)
-    check(tmp_path / "out", "a", planes[1][..., None])
+    assert_exact(tmp_path / "out", "a", planes[1][..., None])
 
 
 @pytest.mark.parametrize("trust", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_reports_that_need_complete_pages_are_those_of_the_file(tmp_path, trust):
-    """Materials, the guided filter, small components and poses: limited by the memory, not by the file type."""
+def test_reports_of_complete_pages_equal_those_of_the_file(tmp_path, trust):
+    """Materials, the guided filter, small components and poses are limited by memory, not by the file type."""
     values, phase = scene(70, 90)
     values = values.astype(np.float32)
     values[20:30, 40:60] = np.nan
@@ -250,7 +252,7 @@ def test_reports_that_need_complete_pages_are_those_of_the_file(tmp_path, trust)
     assert tables[0] == tables[1]
 
 
-def test_a_page_without_a_large_component_is_noted(tmp_path):
+def test_min_area_above_all_components_is_noted(tmp_path):
     values, phase = scene(40, 50)
     store = write_store(tmp_path / "a.zarr", values.astype(np.uint8))
     labels = [scribbled(tmp_path / "a.png", phase, 0.05)]

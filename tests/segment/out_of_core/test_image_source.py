@@ -23,7 +23,7 @@ def pages_of(image):
 @cases(
     ("axes", "version"), [("yx", "0.4"), ("cyx", "0.5"), ("tcyx", "0.4"), ("czyx", "0.5"), ("tczyx", "0.5")]
 )
-def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
+def test_axes_other_than_y_x_and_c_are_pages(tmp_path, axes, version):
     lengths = {"t": 2, "c": 3, "z": 2, "y": 41, "x": 57}
     array = np.random.default_rng(0).integers(0, 999, [lengths[a] for a in axes]).astype(np.uint16)
     image = open_image(write_store(tmp_path / "a.ome.zarr", array, axes, version, chunk=20))
@@ -39,7 +39,7 @@ def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
     np.testing.assert_array_equal(image.read(0, Region(3, 30, 11, 57)), expected[0, 3:30, 11:57])
 
 
-def test_metadata_name_channels_and_pixel_size_and_the_largest_level_is_read(tmp_path):
+def test_channel_names_pixel_size_and_largest_level_are_read(tmp_path):
     array = np.arange(2 * 41 * 57, dtype=np.uint16).reshape(2, 41, 57)
     path = write_store(
         tmp_path / "a.ome.zarr", array, "cyx", names=("DAPI", "GFP"), scale=250, unit="nanometer", levels=2
@@ -53,7 +53,7 @@ def test_metadata_name_channels_and_pixel_size_and_the_largest_level_is_read(tmp
         open_image(path, channel="GFQ")
 
 
-def test_pages_can_be_chosen(tmp_path):
+def test_pages_can_be_selected(tmp_path):
     array = np.random.default_rng(0).random((2, 3, 41, 57), np.float32)
     path = write_store(tmp_path / "a.zarr", array, "tzyx")
     image = open_image(path, z="2:5")
@@ -73,7 +73,7 @@ def test_pages_can_be_chosen(tmp_path):
         ((2, 6), "6:", {"Z": 6}),
     ],
 )
-def test_selected_pages_have_the_axis_of_their_file(tmp_path, lengths, z, expected):
+def test_selected_pages_keep_the_axis_of_their_file(tmp_path, lengths, z, expected):
     array = np.zeros((*lengths, 9, 9), np.uint8)
     image = open_image(write_store(tmp_path / "a.zarr", array, "tzyx"), z=z)
     assert image.axis_lengths == expected
@@ -106,7 +106,7 @@ def test_a_plain_array_needs_its_axes(tmp_path):
     ],
     ids=["two units", "unknown unit", "zero", "negative", "nan", "no scale"],
 )
-def test_sizes_of_stores_are_positive_lengths(tmp_path, scales, units, size):
+def test_pixel_sizes_of_stores_are_positive_lengths(tmp_path, scales, units, size):
     path = write_store(tmp_path / "a.zarr", np.zeros((3, 20, 24), np.uint8), "zyx", "0.4")
     attributes = dict(zarr.open_group(path).attrs)
     scale = [{"type": "scale", "scale": scales}] if scales else []
@@ -120,24 +120,26 @@ def test_sizes_of_stores_are_positive_lengths(tmp_path, scales, units, size):
     assert image.z_step == (2.0 if scales else None)
 
 
-def test_axes_named_by_the_user_have_the_sizes_of_the_stored_dimensions(tmp_path):
+def test_explicit_axes_have_the_sizes_of_the_stored_dimensions(tmp_path):
     path = write_store(tmp_path / "a.ome.zarr", np.zeros((3, 2, 20, 24), np.uint8), "tzyx")
-    same, mixed = open_image(path), open_image(path, axes="ZTYX")
-    assert mixed.pixel_size == same.pixel_size == (0.5, 0.5)
-    assert [(axis.name, axis.length) for axis in mixed.page_axes] == [("z", 3), ("t", 2)]
-    lost = open_image(path, axes="TYZX")  # Z of the file has no unit
-    assert lost.pixel_size is None
-    assert lost.notes == ("the pixel size is unknown: Y or X of `axes=TYZX` is a dimension without one.",)
+    stored_axes, swapped_axes = open_image(path), open_image(path, axes="ZTYX")
+    assert swapped_axes.pixel_size == stored_axes.pixel_size == (0.5, 0.5)
+    assert [(axis.name, axis.length) for axis in swapped_axes.page_axes] == [("z", 3), ("t", 2)]
+    without_unit = open_image(path, axes="TYZX")  # Z of the file has no unit
+    assert without_unit.pixel_size is None
+    assert without_unit.notes == (
+        "the pixel size is unknown: Y or X of `axes=TYZX` is a dimension without one.",
+    )
     assert open_image(path, axes="TYZX").z_step == 0.5
 
 
-def test_a_page_of_absurd_size_is_refused(tmp_path):
+def test_pages_of_excessive_size_raise(tmp_path):
     zarr.create_array(store=str(tmp_path / "a.zarr"), shape=(10**7, 10**6), chunks=(99, 99), dtype="u1")
     with pytest.raises(InputError, match=r"has 10000000 x 1000000 pixels per page, more than 137 Gpixel"):
         open_image(tmp_path / "a.zarr")
 
 
-def test_a_series_of_one_image_is_that_image(tmp_path):
+def test_series_of_one_image_are_read_as_that_image(tmp_path):
     zarr.create_group(store=str(tmp_path / "a.zarr"), zarr_format=2, attributes={"bioformats2raw.layout": 3})
     array = np.arange(41 * 57, dtype=np.uint16).reshape(41, 57)
     write_store(tmp_path / "a.zarr" / "0", array, version="0.4")
@@ -156,13 +158,13 @@ def test_a_series_of_one_image_is_that_image(tmp_path):
         ({"multiscales": 7}, "is not a readable OME-Zarr image"),
     ],
 )
-def test_groups_that_are_no_image(tmp_path, attributes, message):
+def test_groups_that_are_not_images_raise(tmp_path, attributes, message):
     zarr.create_group(store=str(tmp_path / "a.zarr"), zarr_format=2, attributes=attributes)
     with pytest.raises(InputError, match=message):
         open_image(tmp_path / "a.zarr")
 
 
-def test_an_empty_folder_that_ends_in_zarr(tmp_path):
+def test_empty_zarr_folders_raise(tmp_path):
     (tmp_path / "a.zarr").mkdir()
     with pytest.raises(InputError, match="is not a readable OME-Zarr image"):
         open_image(tmp_path / "a.zarr")
@@ -182,7 +184,7 @@ def test_tiff_is_read_region_by_region(tmp_path):
         open_image(tmp_path / "white.tif")
 
 
-def test_further_images_of_a_file_are_noted_as_in_memory(tmp_path):
+def test_additional_images_of_a_file_are_noted_as_in_memory(tmp_path):
     path = tmp_path / "a.tif"
     with tifffile.TiffWriter(path) as out:
         out.write(np.zeros((40, 50), np.uint8), metadata=None)
@@ -214,7 +216,7 @@ def test_stores_are_distinguished_from_files(tmp_path):
     assert [output_stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
 
 
-def test_results_next_to_stores_are_not_images(tmp_path):
+def test_results_next_to_stores_are_skipped(tmp_path):
     values = np.zeros((60, 70), np.uint8)
     for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
         write_store(tmp_path / name, values)
@@ -224,8 +226,8 @@ def test_results_next_to_stores_are_not_images(tmp_path):
     ):
         actual = out_of_core_images([tmp_path], None, None)
     assert [path.name for path in actual] == ["a.zarr", "b.zarr", "c_seg.zarr"]
-    named = out_of_core_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
-    assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]
+    explicit = out_of_core_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
+    assert [path.name for path in explicit] == ["a.zarr", "a_seg.ome.zarr"]
 
 
 CLAIMS = {
@@ -246,14 +248,14 @@ CLAIMS = {
 
 @cases("name", CLAIMS)
 @cases("version", [2, 3])
-def test_metadata_that_claim_more_than_any_image_has_are_refused(tmp_path, name, version):
-    how, axes, reason = CLAIMS[name]
-    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **how)
+def test_metadata_of_excessive_size_raise(tmp_path, name, version):
+    options, axes, reason = CLAIMS[name]
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **options)
     with pytest.raises(InputError, match=reason):
         open_image(tmp_path / "a.zarr", axes=axes.upper())
 
 
-def test_the_largest_chunk_counts_up_to_the_image(tmp_path):
-    how = {"shape": (64, 64), "chunks": (1 << 16, 1 << 16)}
-    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=2, **how)
+def test_chunks_larger_than_the_image_are_supported(tmp_path):
+    options = {"shape": (64, 64), "chunks": (1 << 16, 1 << 16)}
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=2, **options)
     assert open_image(tmp_path / "a.zarr").shape == (64, 64)

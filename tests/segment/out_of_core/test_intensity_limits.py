@@ -21,9 +21,9 @@ DTYPES = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
     st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted),
 )
 @settings(max_examples=40, deadline=None)
-def test_percentiles_are_those_of_numpy_in_every_bit(data, dtype, clip):
+def test_percentiles_are_bit_identical_to_numpy(data, dtype, clip):
     elements = hnp.from_dtype(np.dtype(dtype))
-    if dtype[0] == "f":  # not the largest numbers, whose differences overflow, in numpy as well
+    if dtype[0] == "f":  # without the largest numbers, whose differences overflow in numpy as well
         bound = 2.0**120
         elements = st.floats(-bound, bound, width=8 * int(dtype[1]))
     values = data.draw(hnp.arrays(dtype, st.integers(1, 40), elements=elements))
@@ -36,15 +36,15 @@ def test_percentiles_are_those_of_numpy_in_every_bit(data, dtype, clip):
 
 
 @cases("dtype", DTYPES)
-def test_many_values_in_many_parts(dtype):
-    random = np.random.default_rng(0)
-    values = (random.standard_normal(50_001) * (30 if dtype[1] == "1" else 3000)).astype(dtype)
+def test_percentiles_of_many_chunks_equal_numpy(dtype):
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(50_001) * (30 if dtype[1] == "1" else 3000)).astype(dtype)
     parts = np.array_split(values, 13)
     cuts, *_ = percentiles(lambda first: iter(parts), values.dtype, (0.5, 37.3, 99.5))
     assert [float(c) for c in cuts] == [float(v) for v in np.percentile(values, (0.5, 37.3, 99.5))]
 
 
-def test_no_values_have_no_percentiles():
+def test_percentiles_of_no_values_are_none():
     assert percentiles(lambda first: iter([np.zeros(0, np.float32)]), np.dtype("f4"), (1.0, 99.0)) is None
 
 
@@ -52,18 +52,18 @@ def test_no_values_have_no_percentiles():
     ("mode", "dtype"),
     [("stack", "u2"), ("stack", "f8"), ("image", "f4"), ("none", "u1"), ("none", "f2")],
 )
-def test_limits_scale_as_normalize_does(tmp_path, mode, dtype):
-    random = np.random.default_rng(1)
-    pages = (random.random((3, 41, 57)) * (1 if dtype[0] == "f" else 200)).astype(dtype)
+def test_limits_and_lazy_pages_equal_normalize(tmp_path, mode, dtype):
+    rng = np.random.default_rng(1)
+    pages = (rng.random((3, 41, 57)) * (1 if dtype[0] == "f" else 200)).astype(dtype)
     if dtype[0] == "f":
         pages[1, 5:9, 7:30] = np.nan
         pages[2, 0, 0] = np.inf
     image = open_image(write_store(tmp_path / "a.zarr", pages, "zyx", chunk=20))
     limits, data, notes = find_limits(image, mode, (0.5, 99.5), 16, lambda share: None)
     m = Micrograph(image.path, pages[..., None])
-    expected, said = normalize(m, mode, (0.5, 99.5))
+    expected, expected_notes = normalize(m, mode, (0.5, 99.5))
     assert data == m.valid.sum()
-    assert [n for n in notes if "NaN" not in n] == said
+    assert [n for n in notes if "NaN" not in n] == expected_notes
 
     from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
 
@@ -73,7 +73,7 @@ def test_limits_scale_as_normalize_does(tmp_path, mode, dtype):
         np.testing.assert_array_equal(LazyValid(window)[3:40, 50:99], m.valid[z, 3:40, 50:99])
 
 
-def test_pages_without_spread_or_data_are_said(tmp_path):
+def test_pages_without_contrast_or_data_are_noted(tmp_path):
     pages = np.zeros((3, 20, 30), np.float32)
     pages[0] = 7
     pages[1] = np.nan
@@ -86,13 +86,13 @@ def test_pages_without_spread_or_data_are_said(tmp_path):
     assert "600 pixels (33 %)" in notes[0]
 
 
-def test_an_image_without_data_is_refused(tmp_path):
+def test_images_without_data_raise(tmp_path):
     image = open_image(write_store(tmp_path / "a.zarr", np.full((20, 30), np.nan, np.float32)))
     with pytest.raises(InputError, match="has no data: all 600 pixels"):
         find_limits(image, "stack", (0.5, 99.5), 16, lambda share: None)
 
 
-def test_values_out_of_range_need_a_normalisation(tmp_path):
+def test_values_out_of_range_raise_without_normalisation(tmp_path):
     image = open_image(write_store(tmp_path / "a.zarr", np.full((20, 30), 2, np.float32)))
     with pytest.raises(InputError, match=r"normalize=none needs values from 0 to 1, got 2 to 2"):
         find_limits(image, "none", (0.5, 99.5), 16, lambda share: None)

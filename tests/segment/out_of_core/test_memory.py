@@ -1,4 +1,4 @@
-"""How much memory an image takes that is larger than it."""
+"""Memory limit for images larger than memory."""
 
 import json
 import subprocess
@@ -32,28 +32,28 @@ print(json.dumps({"before": before, "after": peak(), "record": report.images[0]}
     ("text", "size"),
     [("2 GiB", 2**31), ("500MB", 500 * 2**20), ("1.5g", 3 * 2**29), ("64 KiB", 2**16), ("7", 7), (9, 9)],
 )
-def test_amounts_of_memory(text, size):
+def test_memory_sizes_are_parsed(text, size):
     assert parse_memory(text) == size
 
 
 @cases("text", ["", "many", "2 XB", "-1 GB", "0", "1e9"])
-def test_what_is_no_amount_of_memory(text):
+def test_invalid_memory_sizes_raise(text):
     with pytest.raises(OptionError, match=r"is not an amount of memory\. Use a value such as '2 GiB'"):
         parse_memory(text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("features", "limit", "side"), [("filters", 48, 8000), ("both", 100, 700)])
-def test_the_peak_stays_below_the_memory(tmp_path, features, limit, side):
-    """With filters the image has ten times the memory; with vispe_micro, which is slow, it has several blocks."""
+def test_peak_memory_stays_below_the_limit(tmp_path, features, limit, side):
+    """With filters the image is ten times the memory; with the slower vispe_micro it has several blocks."""
     values, phase = scene(128, 128)
     write_store(tmp_path / "small.zarr", values[:32, :32])
-    taught = write_store(tmp_path / "taught.zarr", values)
+    training_store = write_store(tmp_path / "taught.zarr", values)
     config = FeatureConfig("filters", sigmas=(1.0,), tile=128)
     if features == "both":
         config = FeatureConfig("both", sigmas=(1.0,), model="vispe_micro", tile=128)
     labels = scribbled(tmp_path / "l.png", phase, 0.02)
-    pipeline.segment([taught], tmp_path / "out", labels=[labels], features=config)
+    pipeline.segment([training_store], tmp_path / "out", labels=[labels], features=config)
     root = zarr.create_array(
         store=str(tmp_path / "large.zarr"),
         shape=(side, side),
@@ -66,9 +66,12 @@ def test_the_peak_stays_below_the_memory(tmp_path, features, limit, side):
         root[top : top + 512] = block[: min(512, side - top)]
     if features == "filters":
         assert side * side * 8 >= 10 * limit * 2**20
-    words = [str(tmp_path / name) for name in ("out/model.vispe", "small.zarr", "large.zarr", "results")]
+    arguments = [str(tmp_path / name) for name in ("out/model.vispe", "small.zarr", "large.zarr", "results")]
     actual = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words, f"{limit} MiB"], check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM, *arguments, f"{limit} MiB"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     messages = json.loads(actual.stdout)
     assert messages["record"]["height"] == side

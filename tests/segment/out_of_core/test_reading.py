@@ -1,4 +1,4 @@
-"""TIFF files and their labels, read region by region: tags, thumbnails, lengths, and levels that are not classes."""
+"""TIFF files and their labels, read in regions: orientation tags, thumbnails, pixel sizes, and void levels."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def label_image(*levels, fill=0):
 
 
 @cases("tag", range(2, 9))
-def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
+def test_orientation_tags_are_not_applied_and_labels_match(tmp_path, tag):
     tifffile.imwrite(tmp_path / "a.tif", GREY, extratags=[(274, "H", 1, tag, True)])
     image = open_image(tmp_path / "a.tif")
     np.testing.assert_array_equal(pages_of(image)[0, ..., 0], GREY)
@@ -43,21 +43,21 @@ def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
         np.testing.assert_array_equal(flat.reshape(H, W), label_image(1, 2))
 
 
-def test_the_largest_image_with_its_lengths(tmp_path):
-    facts = {"axes": "TZYX", "unit": "um", "spacing": 1.5, "finterval": 2.5}
+def test_largest_image_is_read_with_its_physical_sizes(tmp_path):
+    metadata = {"axes": "TZYX", "unit": "um", "spacing": 1.5, "finterval": 2.5}
     stack = np.stack([GREY] * 6).reshape(3, 2, H, W)
-    tifffile.imwrite(tmp_path / "s.tif", stack, imagej=True, metadata=facts, resolution=(4, 2))
+    tifffile.imwrite(tmp_path / "s.tif", stack, imagej=True, metadata=metadata, resolution=(4, 2))
     with tifffile.TiffWriter(tmp_path / "t.tif") as out:
         out.write(GREY[::4, ::4], subfiletype=1)
         out.write(GREY)
     np.testing.assert_array_equal(pages_of(open_image(tmp_path / "t.tif"))[0, ..., 0], GREY)
     image = open_image(tmp_path / "s.tif")
-    known = (*image.pixel_size, image.z_step, image.frame_interval)
-    assert known == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
+    sizes = (*image.pixel_size, image.z_step, image.frame_interval)
+    assert sizes == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
 
 
 @cases("kind", ["png", "zarr"])
-def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
+def test_void_levels_equal_those_of_labels_in_memory(tmp_path, kind):
     tifffile.imwrite(tmp_path / "a.tif", GREY)
     image, path = open_image(tmp_path / "a.tif"), tmp_path / f"l.{kind}"
 
@@ -80,7 +80,7 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
 
 
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
-def test_planes_are_slices_where_the_image_has_as_many(tmp_path):
+def test_label_planes_are_slices_if_the_image_has_equally_many(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", np.stack([GREY] * 3), photometric="minisblack")
     labels = np.stack([label_image(1, 2), label_image(0, 1), label_image()]).astype(np.uint8)
     tifffile.imwrite(tmp_path / "l.tif", labels)

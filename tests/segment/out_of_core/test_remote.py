@@ -1,4 +1,4 @@
-"""Stores at URLs: results of the local store, messages, and credentials that are never stored."""
+"""Stores at URLs: results equal those of local stores, error messages, and credentials are never stored."""
 
 import functools
 import http.server
@@ -59,7 +59,7 @@ def result(folder):
 
 
 @pytest.mark.slow
-def test_a_store_at_a_url_gives_the_result_of_the_local_store(folder, server, memory_url, capsys):
+def test_results_at_a_url_equal_those_of_the_local_store(folder, server, memory_url, capsys):
     labels = ["--labels", str(folder / "a_labels.png"), "--features", "filters", "--classes", "bright,dark"]
     assert main(["segment", str(folder / "a.zarr"), *labels, "-o", str(folder / "local")]) == 0
     expected = result(folder / "local")
@@ -74,7 +74,7 @@ def test_a_store_at_a_url_gives_the_result_of_the_local_store(folder, server, me
         assert all(np.array_equal(a, b) for a, b in zip(result(folder / f"{name}2"), expected, strict=True))
 
 
-def test_an_unfinished_run_on_a_url_is_resumed(folder, memory_url, monkeypatch):
+def test_unfinished_runs_on_a_url_are_resumed(folder, memory_url, monkeypatch):
     from vispe.segment.out_of_core.store_run import OutOfCoreRun
 
     call = {"labels": folder / "a_labels.png", "features": FILTERS}
@@ -86,7 +86,7 @@ def test_an_unfinished_run_on_a_url_is_resumed(folder, memory_url, monkeypatch):
     assert any("already done" in note for note in report.notes)
 
 
-def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monkeypatch):
+def test_storage_options_reach_the_protocol_and_are_not_stored(folder, memory_url, monkeypatch):
     requested = []
     original = remote.options_of
     monkeypatch.setattr(
@@ -104,13 +104,13 @@ def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monk
         assert requested
         assert all(options == secret for options in requested)
         requested.clear()
-        written = [path.read_bytes() for path in (folder / f"out{number}").rglob("*") if path.is_file()]
-        assert not any(b"-secret" in data for data in written)
+        files = [path.read_bytes() for path in (folder / f"out{number}").rglob("*") if path.is_file()]
+        assert not any(b"-secret" in data for data in files)
     assert remote.options_of("memory://bucket") == {}
 
 
 @pytest.mark.parametrize("options", ["[1]", "{oops", "nofile.json", '"text"'])
-def test_invalid_options_are_refused_without_repeating_them(folder, options):
+def test_invalid_storage_options_raise_without_revealing_them(folder, options):
     with pytest.raises(OptionError, match="must be a JSON object") as caught:
         segment("memory://x/a.zarr", folder / "out", labels=folder / "a_labels.png", storage_options=options)
     assert "oops" not in str(caught.value)
@@ -132,7 +132,7 @@ def test_access_without_credentials_is_anonymous(monkeypatch, tmp_path):
     ("url", "package"),
     [("https://host/a.zarr", "aiohttp"), ("s3://bucket/a.zarr", "s3fs"), ("gs://b/a.zarr", "gcsfs")],
 )
-def test_a_missing_package_is_reported_with_its_command(folder, monkeypatch, url, package):
+def test_missing_packages_raise_with_their_extra(folder, monkeypatch, url, package):
     import importlib.util
 
     find = importlib.util.find_spec
@@ -143,7 +143,7 @@ def test_a_missing_package_is_reported_with_its_command(folder, monkeypatch, url
         segment(url, folder / "out", labels=folder / "a_labels.png", features=FILTERS)
 
 
-def test_unreadable_urls_are_one_sentence(folder, server, capsys):
+def test_unreadable_urls_are_rejected(folder, server, capsys):
     labels = ["--labels", str(folder / "a_labels.png"), "-o", str(folder / "out")]
     for url in (
         f"{server}/none.zarr",
@@ -162,7 +162,7 @@ def test_unreadable_urls_are_one_sentence(folder, server, capsys):
         assert "word" not in message.replace("password", "")
 
 
-def test_a_connection_that_ends_during_the_run_is_reported(folder, memory_url, monkeypatch):
+def test_connections_lost_during_a_run_raise(folder, memory_url, monkeypatch):
     model = folder / "model"
     segment(folder / "a.zarr", model, labels=folder / "a_labels.png", features=FILTERS)
 
@@ -192,9 +192,7 @@ def named_error(name):
         ("builtins.AssertionError", False),
     ],
 )
-def test_errors_of_the_libraries_are_reported_and_others_are_not_hidden(
-    folder, memory_url, monkeypatch, name, unreadable
-):
+def test_only_errors_of_the_libraries_become_input_errors(folder, memory_url, monkeypatch, name, unreadable):
     error = named_error(name)
     expected = InputError if unreadable else error
 
@@ -214,7 +212,7 @@ def test_errors_of_the_libraries_are_reported_and_others_are_not_hidden(
         open_image(memory_url)
 
 
-def test_the_name_of_a_url_is_that_of_its_store():
+def test_name_of_a_url_is_that_of_its_store():
     url = expanded("s3://bucket/folder/a.ome.zarr/")
     assert (str(url), url.name, url.resolve()) == ("s3://bucket/folder/a.ome.zarr", "a.ome.zarr", url)
     assert url == expanded("s3://bucket/folder/a.ome.zarr")

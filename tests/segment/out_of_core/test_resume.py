@@ -1,4 +1,4 @@
-"""A run that was killed goes on; nothing that is finished is overwritten unasked."""
+"""Killed runs are resumed; finished results are not overwritten without force."""
 
 import errno
 import json
@@ -27,8 +27,8 @@ from vispe.segment.run.results_folder.resume import NAME
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=48)
 
 
-class Killed(Exception):
-    """Stands for a process that ends in the middle."""
+class Interrupted(Exception):
+    """Raised to interrupt a run, as a killed process."""
 
 
 def contents(folder):
@@ -48,67 +48,67 @@ def task(tmp_path, small_blocks):
     labels = scribbled(tmp_path / "a.png", phase)
 
     def run(out, monkeypatch=None, after=None, **options):
-        recorded = []
+        finished_blocks = []
         original = store_run.run_block
 
-        def counted(*args):
-            if after is not None and len(recorded) == after:
-                raise Killed
-            recorded.append(args)
+        def run_or_interrupt(*args):
+            if after is not None and len(finished_blocks) == after:
+                raise Interrupted
+            finished_blocks.append(args)
             original(*args)
 
         if monkeypatch is not None:
-            monkeypatch.setattr(store_run, "run_block", counted)
-        passed = {"labels": [labels], "features": FILTERS, **options}
+            monkeypatch.setattr(store_run, "run_block", run_or_interrupt)
+        arguments = {"labels": [labels], "features": FILTERS, **options}
         try:
-            report = pipeline.segment(stores, out, **passed)
+            report = pipeline.segment(stores, out, **arguments)
         finally:
             if monkeypatch is not None:
                 monkeypatch.setattr(store_run, "run_block", original)
-        return report, recorded
+        return report, finished_blocks
 
     return run
 
 
 @pytest.mark.parametrize("after", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_goes_on_where_it_stopped(tmp_path, task, monkeypatch, after):
+def test_runs_resume_at_the_first_unfinished_block(tmp_path, task, monkeypatch, after):
     task(tmp_path / "whole")
     out = tmp_path / "out"
-    with pytest.raises(Killed):
+    with pytest.raises(Interrupted):
         task(out, monkeypatch, after)
-    said = []
+    messages = []
     watch = ProgressCallbacks()
-    watch.note = said.append
-    report, recorded = task(out, monkeypatch, watch=watch)
-    assert len(recorded) == 2 * 4 - after
+    watch.note = messages.append
+    report, finished_blocks = task(out, monkeypatch, watch=watch)
+    assert len(finished_blocks) == 2 * 4 - after
     assert [Path(record["image"]).name for record in report.images] == ["a.zarr", "b.zarr"]
     assert contents(out) == contents(tmp_path / "whole")
     assert not (out / NAME).exists()
     assert not list(out.glob("*.partial"))
-    assert said[0] == f"resuming the unfinished run in {out}."
+    assert messages[0] == f"resuming the unfinished run in {out}."
     assert (f"a.zarr: {after} of 4 blocks are already done." in report.notes) is (after < 4)
 
 
 @pytest.mark.slow
-def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeypatch):
+def test_partially_written_blocks_are_recomputed(tmp_path, task, monkeypatch):
     task(tmp_path / "whole")
     out = tmp_path / "out"
-    with pytest.raises(Killed):
+    with pytest.raises(Interrupted):
         task(out, monkeypatch, 3)
     (out / "a_seg.partial" / "done" / "0.0.1.json").unlink()
     (out / "a_seg.partial" / "raw" / "c" / "0" / "0" / "0" / "1").unlink()
     (out / "a_seg.partial" / "raw" / "c" / "0" / "0" / "0" / "1.abc.partial").write_bytes(
         b"left by a killed write"
     )
-    _, recorded = task(out, monkeypatch)
-    assert len(recorded) == 6
+    _, finished_blocks = task(out, monkeypatch)
+    assert len(finished_blocks) == 6
     assert contents(out) == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
+def test_resume_with_other_options_raises(tmp_path, task, monkeypatch):
     out = tmp_path / "out"
-    with pytest.raises(Killed):
+    with pytest.raises(Interrupted):
         task(out, monkeypatch, 2)
     with pytest.raises(
         InputError, match=r"out contains an unfinished run with other post. Repeat that command"
@@ -119,31 +119,31 @@ def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     (tmp_path / "a.zarr" / "0" / "c" / "0" / "0").touch()
     with pytest.raises(InputError, match="unfinished run with other images"):
         task(out)
-    _, recorded = task(out, monkeypatch, force=True, post=PostProcessing(smooth=2))
-    assert len(recorded) == 8
+    _, finished_blocks = task(out, monkeypatch, force=True, post=PostProcessing(smooth=2))
+    assert len(finished_blocks) == 8
 
 
 @pytest.mark.slow
-def test_finished_results_are_overwritten_with_force_alone(tmp_path, task):
+def test_finished_results_are_overwritten_only_with_force(tmp_path, task):
     out = tmp_path / "out"
     task(out)
-    before = contents(out)
+    contents_before = contents(out)
     with pytest.raises(InputError, match=r"a_seg\.ome\.zarr exists; add --force to overwrite it"):
         task(out)
-    assert contents(out) == before
+    assert contents(out) == contents_before
     task(out, force=True)
-    assert contents(out) == before
+    assert contents(out) == contents_before
 
 
-def test_an_image_is_never_its_own_result(tmp_path, task):
+def test_inputs_are_never_overwritten_by_results(tmp_path, task):
     task(tmp_path / "out")
     model, store = tmp_path / "out" / "model.vispe", tmp_path / "out" / "a_seg.ome.zarr"
     with pytest.raises(InputError, match="channel"):
         pipeline.apply(model, [store], tmp_path / "out2")
-    inside = write_store(tmp_path / "c_seg.ome.zarr", np.zeros((20, 30), np.uint8))
-    same = write_store(tmp_path / "c.zarr", np.zeros((20, 30), np.uint8))
+    existing_result = write_store(tmp_path / "c_seg.ome.zarr", np.zeros((20, 30), np.uint8))
+    input_store = write_store(tmp_path / "c.zarr", np.zeros((20, 30), np.uint8))
     with pytest.raises(InputError, match="is an input and would be overwritten"):
-        pipeline.apply(model, [same, inside], tmp_path, force=True)
+        pipeline.apply(model, [input_store, existing_result], tmp_path, force=True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path, task, options, error, message):
+def test_unsupported_options_raise_one_line_errors(tmp_path, task, options, error, message):
     with pytest.raises(error, match=message) as caught:
         pipeline.segment(
             [tmp_path / "a.zarr"], tmp_path / "out", **{"labels": [tmp_path / "a.png"], **options}
@@ -193,7 +193,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path, task, options,
     assert "\n" not in str(caught.value)
 
 
-def test_an_image_of_a_batch_that_cannot_be_read_is_left_out(tmp_path, task):
+def test_batches_skip_unreadable_images(tmp_path, task):
     values, phase = scene(60, 70)
     good = write_store(tmp_path / "g.zarr", values.astype(np.uint8))
     (tmp_path / "bad.zarr").mkdir()
@@ -209,13 +209,13 @@ def test_an_image_of_a_batch_that_cannot_be_read_is_left_out(tmp_path, task):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
+def test_killed_processes_resume_with_identical_results(tmp_path):
     values, phase = scene(700, 900)
     store = write_store(tmp_path / "a.ome.zarr", values.astype(np.uint8), chunk=128)
     labels = scribbled(tmp_path / "a.png", phase, 0.001)
 
     def command(out):
-        words = [
+        arguments = [
             sys.executable,
             "-m",
             "vispe.cli.main",
@@ -226,7 +226,7 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
             "-o",
             str(out),
         ]
-        return [*words, "--features", "filters", "--tile", "64", "--memory", "31 MB"]
+        return [*arguments, "--features", "filters", "--tile", "64", "--memory", "31 MB"]
 
     subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
     out = tmp_path / "out"
@@ -239,13 +239,13 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
     assert done.is_dir(), "the process was done before it could be killed"
     blocks = len(list(done.glob("[0-9]*.json")))
     assert 3 <= blocks < 6 * 8
-    resumed = subprocess.run(command(out), check=True, capture_output=True, text=True)
-    assert "blocks are already done" in resumed.stderr
+    completed = subprocess.run(command(out), check=True, capture_output=True, text=True)
+    assert "blocks are already done" in completed.stderr
     assert contents(out) == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("command", ["segment", "apply"])
-def test_a_refused_run_leaves_nothing(tmp_path, task, command):
+def test_rejected_runs_write_nothing(tmp_path, task, command):
     out = tmp_path / "deep" / "out"
     if command == "segment":
         with pytest.raises(InputError, match=r"memory=1 MiB is too small for a\.zarr"):
@@ -260,22 +260,20 @@ def test_a_refused_run_leaves_nothing(tmp_path, task, command):
 
 
 @pytest.mark.slow
-def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_killed(
-    tmp_path, task, monkeypatch
-):
+def test_interrupted_training_does_not_reuse_an_earlier_model(tmp_path, task, monkeypatch):
     task(tmp_path / "whole")
     out = tmp_path / "out"
     task(out, features=FeatureConfig(sigmas=(2.0,), tile=48))
     with monkeypatch.context() as patched:
         patched.setattr("vispe.segment.pipeline.segmenters.train", None)
-        with pytest.raises(TypeError):  # ends while training
+        with pytest.raises(TypeError):  # interrupted during training
             task(out, force=True)
     task(out)
     assert contents(out) == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_two_runs_in_one_folder(tmp_path, task):
+def test_concurrent_runs_in_one_folder_raise(tmp_path, task):
     with (
         lock_folder(tmp_path / "out"),
         pytest.raises(InputError, match="is in use by another vispe process"),
@@ -284,21 +282,21 @@ def test_two_runs_in_one_folder(tmp_path, task):
     task(tmp_path / "out")
 
 
-def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task, monkeypatch):
+def test_force_removes_unfinished_results_of_its_images_only(tmp_path, task, monkeypatch):
     out = tmp_path / "out"
-    with pytest.raises(Killed):
+    with pytest.raises(Interrupted):
         task(out, monkeypatch, 6)
     model = tmp_path / "model.vispe"
     model.write_bytes((out / "model.vispe").read_bytes())
-    earlier = {path.name for path in out.iterdir()} - {NAME}
-    assert {"a_seg.ome.zarr", "b_seg.partial"} <= earlier
-    lone = write_store(tmp_path / "c.zarr", scene(90, 120)[0].astype(np.uint8))
-    report = pipeline.apply(model, [lone], out, force=True)
+    earlier_files = {path.name for path in out.iterdir()} - {NAME}
+    assert {"a_seg.ome.zarr", "b_seg.partial"} <= earlier_files
+    other_store = write_store(tmp_path / "c.zarr", scene(90, 120)[0].astype(np.uint8))
+    report = pipeline.apply(model, [other_store], out, force=True)
     names = {path.name for path in out.iterdir()}
-    assert names == {*earlier, "c_seg.ome.zarr", "c_overlay.png", "report.html"}
+    assert names == {*earlier_files, "c_seg.ome.zarr", "c_overlay.png", "report.html"}
     assert report.notes[0] == f"{out} contains unfinished results of other images: b_seg.partial."
-    resumed = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
-    assert len(resumed.images) == 2
+    resumed_report = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
+    assert len(resumed_report.images) == 2
     assert not list(out.glob("*.partial*"))
 
 
@@ -306,7 +304,7 @@ def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task,
     "name",
     slow_except(["..", ".", "", "photos", "../thesis.txt", "a.txt"], ["..", "photos", "../thesis.txt"]),
 )
-def test_names_in_a_state_file_remove_nothing(tmp_path, task, name):
+def test_file_names_in_a_state_file_are_never_removed(tmp_path, task, name):
     out = tmp_path / "home" / "out"
     (out / "photos").mkdir(parents=True)
     files = [out.parent / "thesis.txt", out / "photos" / "a.txt", out / "a.txt"]
@@ -323,7 +321,7 @@ def test_names_in_a_state_file_remove_nothing(tmp_path, task, name):
 
 @pytest.mark.parametrize("name", ["a_seg.ome.zarr", "a_seg.partial"])
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_force_replaces_no_folder_of_another_program(tmp_path, task, name, kind):
+def test_force_does_not_replace_folders_of_other_programs(tmp_path, task, name, kind):
     out, foreign = tmp_path / "out", tmp_path / "foreign"
     out.mkdir()
     path = out / name if kind == "folder" else foreign
@@ -339,17 +337,17 @@ def test_force_replaces_no_folder_of_another_program(tmp_path, task, name, kind)
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_at_the_first_image_and_the_same_call_goes_on(tmp_path, task, monkeypatch):
+def test_full_disk_stops_the_run_which_can_be_resumed(tmp_path, task, monkeypatch):
     task(tmp_path / "whole")
     out = tmp_path / "out"
     original = progress.write_block
 
-    def full(*args):
+    def fail_when_full(*args):
         original(*args)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(progress, "write_block", full)
+        patched.setattr(progress, "write_block", fail_when_full)
         with pytest.raises(DiskFull, match=r"^disk full: the result of a\.zarr does not fit, .*out has "):
             task(out)
     task(out)

@@ -1,4 +1,4 @@
-"""Annotations of other programs on images larger than memory: the labels that an image in memory gets."""
+"""Annotations of other programs on images larger than memory: labels equal those of images in memory."""
 
 import json
 
@@ -11,7 +11,7 @@ from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.types import LabelOptions
 
 
-def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
+def test_shapes_give_equal_labels_for_stores_and_images(tmp_path):
     grey, _ = scene(70, 90)
     image = open_image(write_store(tmp_path / "a.zarr", grey))
     rings = {

@@ -1,4 +1,4 @@
-"""The result as others read it: metadata, smaller copies, colours and names."""
+"""Result stores read by ome-zarr: metadata, pyramid levels, colours and names."""
 
 import json
 
@@ -16,7 +16,7 @@ FILTERS = FeatureConfig(sigmas=(1.0,), tile=64)
 
 
 @pytest.mark.parametrize("version", [pytest.param("0.4", marks=pytest.mark.slow), "0.5"])
-def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
+def test_results_are_read_by_ome_zarr(tmp_path, small_blocks, version):
     from ome_zarr.io import parse_url
     from ome_zarr.reader import Reader
 
@@ -40,17 +40,17 @@ def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
     facts = [
         dict(g.attrs).get("ome", dict(g.attrs)) for g in (root, root["labels/classes"], root["uncertainty"])
     ]
-    axes = [[axis["name"] for axis in one["multiscales"][0]["axes"]] for one in facts]
+    axes = [[axis["name"] for axis in attributes["multiscales"][0]["axes"]] for attributes in facts]
     assert axes == [["c", "z", "y", "x"], ["z", "y", "x"], ["z", "y", "x"]]
     scales = [d["coordinateTransformations"][0]["scale"] for d in facts[1]["multiscales"][0]["datasets"]]
     assert scales == [[1.0, 0.25, 0.25], [1.0, 0.5, 0.5], [1.0, 1.0, 1.0]]
     assert facts[1]["multiscales"][0]["axes"][1] == {"name": "y", "type": "space", "unit": "micrometer"}
-    named = {entry["label-value"]: entry["class"] for entry in facts[1]["image-label"]["properties"]}
-    assert named == {1: "matrix", 2: "carbide"}
+    class_names = {entry["label-value"]: entry["class"] for entry in facts[1]["image-label"]["properties"]}
+    assert class_names == {1: "matrix", 2: "carbide"}
     assert facts[1]["image-label"]["colors"][0] == {"label-value": 1, "rgba": [0, 114, 178, 255]}
     assert facts[1]["image-label"]["source"] == {"image": "../../"}
-    listed = dict(root["labels"].attrs)
-    assert listed.get("ome", listed)["labels"] == ["classes"]
+    label_attributes = dict(root["labels"].attrs)
+    assert label_attributes.get("ome", label_attributes)["labels"] == ["classes"]
     prob, lower = root["0"][:], root["1"][:]
     np.testing.assert_allclose(lower[:, :, :65, :100], _halved(prob[..., :200]), rtol=1e-6)
     np.testing.assert_allclose(lower[..., 100], prob[..., 200].reshape(2, 2, 65, 2).mean(-1), rtol=1e-6)
@@ -63,12 +63,12 @@ def _halved(array):
     return array.reshape(*array.shape[:-2], array.shape[-2] // 2, 2, array.shape[-1] // 2, 2).mean((-1, -3))
 
 
-def test_means_leave_out_what_is_no_data():
+def test_means_ignore_nan():
     values = np.array([[1, 3, np.nan], [np.nan, 5, np.nan], [2, 4, 8]], np.float32)
     np.testing.assert_array_equal(_mean(values), np.array([[3, np.nan], [3, 8]], np.float32))
 
 
-def test_an_image_is_reduced_to_means():
+def test_images_are_downsampled_by_means():
     grey = np.random.default_rng(0).random((7, 10, 2), np.float32)
     actual = _reduced(grey, 4)
     assert actual.shape == (2, 3, 2)

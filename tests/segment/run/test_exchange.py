@@ -1,4 +1,4 @@
-"""Annotations of other programs through the command line: the same result as their label image."""
+"""Annotations of other programs on the command line: results equal those of the equivalent label image."""
 
 import json
 import shutil
@@ -50,8 +50,8 @@ def geojson(path):
 
 def rois(path):
     roifile = pytest.importorskip("roifile", reason="roifile writes regions: pip install 'vispe[cli]'")
-    named = [(f"{name}-{i}", box) for name, boxes in AREAS.items() for i, box in enumerate(boxes)]
-    regions = [roifile.ImagejRoi.frompoints(np.array(corners(*box)), name=name) for name, box in named]
+    named_boxes = [(f"{name}-{i}", box) for name, boxes in AREAS.items() for i, box in enumerate(boxes)]
+    regions = [roifile.ImagejRoi.frompoints(np.array(corners(*box)), name=name) for name, box in named_boxes]
     roifile.roiwrite(path, regions)
 
 
@@ -70,8 +70,8 @@ def coco(path, *names):
     )
 
 
-def run(words):
-    assert main(words.split()) == 0
+def run(command):
+    assert main(command.split()) == 0
 
 
 @pytest.mark.slow
@@ -79,23 +79,23 @@ def run(words):
     ("write", "name"),
     [(geojson, "a.geojson"), (geojson, "a.json"), (rois, "a_RoiSet.zip"), (coco, "all.json")],
 )
-def test_shapes_give_what_the_label_image_gives(folder, write, name):
+def test_shapes_equal_the_equivalent_label_image(folder, write, name):
     write(name)
-    how = "--features filters --classifier logistic"
-    run(f"segment a.png --labels drawn.png --classes matrix,pore {how} -o one")
-    run(f"segment a.png --labels {name} {how} -o two")
+    options = "--features filters --classifier logistic"
+    run(f"segment a.png --labels drawn.png --classes matrix,pore {options} -o one")
+    run(f"segment a.png --labels {name} {options} -o two")
     np.testing.assert_array_equal(*(tifffile.imread(f"{out}/a_prob.tif") for out in ("one", "two")))
     assert Path("one/a_seg.png").read_bytes() == Path("two/a_seg.png").read_bytes()
 
 
-def test_folders_of_shapes_and_truth_are_matched_by_name(folder, capsys):
+def test_shape_files_are_matched_to_images_by_name(folder, capsys):
     Path("labels").mkdir()
     geojson("labels/a.geojson")
     rois("labels/b_RoiSet.zip")
     Path("labels/notes.zip").write_bytes(b"no regions")
     coco("truth.json", "a.png", "b.png")
-    words = "segment a.png b.png --features filters -o out"
-    run(f"{words} --labels labels --truth truth.json --score-labelled --classes pore,matrix")
+    command = "segment a.png b.png --features filters -o out"
+    run(f"{command} --labels labels --truth truth.json --score-labelled --classes pore,matrix")
     report = json.loads(Path("out/report.json").read_text())
     assert [Path(i["labels"]).name for i in report["images"]] == ["a.geojson", "b_RoiSet.zip"]
     assert [i["truth"] for i in report["images"]] == ["truth.json"] * 2
@@ -106,26 +106,26 @@ def test_folders_of_shapes_and_truth_are_matched_by_name(folder, capsys):
     assert [i["labels"] for i in report["images"]] == ["truth.json"] * 2
 
 
-def test_a_saved_model_is_scored_by_the_names_of_its_classes(folder):
+def test_truth_is_matched_to_classes_by_name(folder):
     geojson("a.geojson")
     run("segment a.png --labels drawn.png --classes matrix,pore --features filters -o out")
     run("apply out/model.vispe a.png --truth a.geojson -o more")
     scores = json.loads(Path("more/report.json").read_text())["images"][0]["scores"]
     assert scores["pixel_accuracy"] > 0.99
-    # the wrong way round
+    # swapped class names
     run("segment a.png --labels drawn.png --classes pore,matrix --features filters -o out2")
     run("apply out2/model.vispe a.png --truth a.geojson -o more2")
     scores = json.loads(Path("more2/report.json").read_text())["images"][0]["scores"]
     assert scores["pixel_accuracy"] < 0.01
 
 
-def test_annotations_passed_as_images_are_refused_with_advice(folder, capsys):
+def test_annotations_passed_as_images_are_rejected_with_a_hint(folder, capsys):
     geojson("a.geojson")
     assert main(["segment", "a.geojson", "--labels", "drawn.png", "-o", "out"]) == 2
     assert "pass it as --labels" in capsys.readouterr().err
 
 
-def test_two_files_for_one_image_are_refused(folder, capsys):
+def test_two_label_files_for_one_image_are_rejected(folder, capsys):
     geojson("a.geojson")
     coco("all.json", "a.png", "b.png")
     assert main(["segment", "a.png", "b.png", "--labels", "a.geojson,all.json", "-o", "out"]) == 2

@@ -1,4 +1,4 @@
-"""Every percentage of a class in the files of a run is that of the map, or is labelled as an estimate."""
+"""Class percentages in all outputs of a run equal those of the label map or are labelled as estimates."""
 
 import contextlib
 import csv
@@ -30,20 +30,20 @@ NAMES = ["ground", "disc"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with everything; what its figures say, and what it prints."""
+    """A run with all outputs: its folder, the texts of its figure legends, and its stdout."""
     folder = tmp_path_factory.mktemp("fractions")
     grey, _, scribbles = scene(seed=1)
     noise = np.random.default_rng(0).normal(0, 60, grey.shape)
     Image.fromarray(np.clip(grey + noise, 0, 255).astype(np.uint8)).save(folder / "a.png")
     Image.fromarray(scribbles).save(folder / "drawn.png")
-    said = {"legend": [], "key": []}
+    texts = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
     rows, key = figure_layout.legend_rows, figure.legend_text
     patch.setattr(
-        label_map, "legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
+        label_map, "legend_rows", lambda *args: texts["legend"].append(actual := rows(*args)) or actual
     )
-    patch.setattr(figure, "legend_text", lambda *passed: said["key"].append(actual := key(*passed)) or actual)
-    words = [
+    patch.setattr(figure, "legend_text", lambda *args: texts["key"].append(actual := key(*args)) or actual)
+    argv = [
         "segment",
         str(folder / "a.png"),
         "--labels",
@@ -51,7 +51,7 @@ def run(tmp_path_factory):
         "--classes",
         ",".join(NAMES),
     ]
-    words += [
+    argv += [
         "--features",
         "filters",
         "--trust",
@@ -62,31 +62,31 @@ def run(tmp_path_factory):
         str(folder / "out"),
     ]
     with patch.context(), contextlib.redirect_stdout(io.StringIO()) as stream:
-        assert main(words) == 0
+        assert main(argv) == 0
     patch.undo()
-    return folder / "out", said, stream.getvalue()
+    return folder / "out", texts, stream.getvalue()
 
 
 @pytest.fixture(scope="module")
 def shares(run):
-    """The fractions in per cent: of the label map, and estimated."""
+    """Fractions in per cent: of the label map, and estimated."""
     labels = np.asarray(Image.open(run[0] / "a_seg.png"))
     record = json.loads((run[0] / "report.json").read_text())["images"][0]
     of_map = {name: 100 * float((labels == k).mean()) for k, name in enumerate(NAMES, 1)}
     estimated = {name: 100 * record["fractions"][name] for name in NAMES}
-    # else the tests below show nothing
+    # otherwise the tests below are vacuous
     assert abs(of_map["disc"] - estimated["disc"]) > 0.3
     return of_map, estimated
 
 
 def percentages(text, name):
-    """Return the percentages that follow the name of a class, and where they stand."""
+    """Return the percentages that follow the name of a class, with their offsets in the text."""
     pattern = rf"\b{name}\b[ :(]{{1,2}}(\d+(?:\.\d+)?) %"
     return [(float(actual[1]), actual.start()) for actual in re.finditer(pattern, text)]
 
 
-def check(text, of_map, estimated):
-    """Tell for each percentage of a class whether it is the map's, or comes after the word 'estimated'."""
+def check_percentages(text, of_map, estimated):
+    """Assert that each percentage is that of the map, or an estimate after 'estimated'; return their number."""
     count = 0
     for name in NAMES:
         for value, start in percentages(text, name):
@@ -94,17 +94,17 @@ def check(text, of_map, estimated):
             if "estimated" in re.split(r"[.]\s|\n|of the map", text[:start])[-1]:
                 assert value == pytest.approx(estimated[name], abs=0.06), text
             else:
-                # words of the verdict of trust have two digits
+                # the trust verdict is rounded to integers
                 assert value == pytest.approx(of_map[name], abs=0.06 if value != round(value) else 0.51), text
     return count
 
 
-def test_console(run, shares):
-    assert check(run[2], *shares) == 2 * len(NAMES)
+def test_console_percentages(run, shares):
+    assert check_percentages(run[2], *shares) == 2 * len(NAMES)
     assert "% of the map; estimated true fractions (95 %): " in run[2]
 
 
-def test_legend_and_key_of_the_figures(run, shares):
+def test_figure_legends_show_map_fractions(run, shares):
     (rows,) = run[1]["legend"]
     assert [(name, share) for _, name, share in rows] == [
         (name, figure_layout.percent_text(share)) for name, share in shares[0].items()
@@ -112,18 +112,18 @@ def test_legend_and_key_of_the_figures(run, shares):
     assert run[1]["key"] == [figure.legend_text(name, share) for name, share in shares[0].items()]
 
 
-def test_html(run, shares):
+def test_html_percentages(run, shares):
     text = html.unescape((run[0] / "report.html").read_text())
     text = re.sub(r'"data:[^"]*"|<style>.*?</style>', "", text, flags=re.S)
-    assert check(re.sub(r"<[^>]+>", " ", text).replace("\u00a0", " "), *shares) >= 2 * len(NAMES)
+    assert check_percentages(re.sub(r"<[^>]+>", " ", text).replace("\u00a0", " "), *shares) >= 2 * len(NAMES)
     tables = [
         [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table)]
         for table in re.findall(r"<table>(.*?)</table>", text)
     ]
-    heads, cells = next(t for t in tables if "disc, map" in t[0])
+    header, cells = next(t for t in tables if "disc, map" in t[0])
     for name in NAMES:
-        assert float(cells[heads.index(f"{name}, map")]) == pytest.approx(shares[0][name], abs=0.06)
-        assert float(cells[heads.index(f"{name}, estimated")].split()[0]) == pytest.approx(
+        assert float(cells[header.index(f"{name}, map")]) == pytest.approx(shares[0][name], abs=0.06)
+        assert float(cells[header.index(f"{name}, estimated")].split()[0]) == pytest.approx(
             shares[1][name], abs=0.06
         )
     trust = next(t for t in tables if "in the map" in t[0])
@@ -133,11 +133,11 @@ def test_html(run, shares):
             shares[0][row_values["class"]], abs=0.06
         )
     # no other table has a column of a class, and no other cell a percentage of one
-    others = [t for t in tables if "disc, map" not in t[0] and "in the map" not in t[0]]
-    assert not [head for t in others for head in t[0] if "fraction" in head or head == "area"]
+    other_tables = [t for t in tables if "disc, map" not in t[0] and "in the map" not in t[0]]
+    assert not [head for t in other_tables for head in t[0] if "fraction" in head or head == "area"]
 
 
-def test_csv(run, shares):
+def test_csv_fractions(run, shares):
     (row,) = csv.DictReader((run[0] / "report.csv").read_text().splitlines())
     assert row["fraction_kind"] == "estimate"
     for name in NAMES:
@@ -147,7 +147,7 @@ def test_csv(run, shares):
     assert not [key for key in row if "fraction" in key and not key.startswith(known)]
 
 
-def test_json(run, shares):
+def test_json_fractions(run, shares):
     record = json.loads((run[0] / "report.json").read_text())["images"][0]
     assert record["fraction_kind"] == "estimate"
     for name in NAMES:
@@ -157,14 +157,16 @@ def test_json(run, shares):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cluster", "uniform"])
-def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsys):
+def test_fractions_are_of_the_map_without_an_estimate(run, tmp_path, how, capsys):
     source = run[0].parent
-    words = (
+    options = (
         ["--cluster", "2"]
         if how == "cluster"
         else ["--labels", str(source / "drawn.png"), "--prior", "uniform"]
     )
-    assert main(["segment", str(source / "a.png"), *words, "--features", "filters", "-o", str(tmp_path)]) == 0
+    assert (
+        main(["segment", str(source / "a.png"), *options, "--features", "filters", "-o", str(tmp_path)]) == 0
+    )
     assert "estimated" not in capsys.readouterr().out
     record = json.loads((tmp_path / "report.json").read_text())["images"][0]
     assert record["fraction_kind"] == "map"
@@ -176,13 +178,15 @@ def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsy
     ]
 
 
-def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, monkeypatch):
+def test_stack_overlays_show_the_fractions_of_their_page(run, tmp_path, monkeypatch):
     pages = np.stack([np.asarray(Image.open(run[0].parent / "a.png"))] * 3)
     pages[1, :20] = 255
     tifffile.imwrite(tmp_path / "z.tif", pages, imagej=True, metadata={"axes": "TYX"})
     actual = []
-    plain = image_pipeline.overlay
-    monkeypatch.setattr(image_pipeline, "overlay", lambda *a, **k: actual.append((a[1], k)) or plain(*a, **k))
+    original = image_pipeline.overlay
+    monkeypatch.setattr(
+        image_pipeline, "overlay", lambda *a, **k: actual.append((a[1], k)) or original(*a, **k)
+    )
     scribbles = np.zeros(pages.shape, np.uint8)
     scribbles[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
     tifffile.imwrite(tmp_path / "l.tif", scribbles, photometric="minisblack")
@@ -195,14 +199,14 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
     assert np.array_equal(labels, tifffile.imread(tmp_path / "out" / "z_seg.tif")[1])
 
 
-def test_the_list_of_paint_has_the_fractions_of_the_map():
+def test_paint_window_shows_map_fractions():
     labels = np.array([[1, 2, 2, 0]], np.uint8)
     areas = Areas(np.array([2.0, 1.0]), np.zeros(2), (), np.zeros(2))
     prediction = Prediction(np.zeros((2, 1, 4)), labels, np.zeros((1, 4), np.float32), 0, 0, (), areas)
     assert shown_result(prediction, ((1, 2, 3), (4, 5, 6)))["fractions"] == [1 / 3, 2 / 3]
 
 
-def test_a_class_without_evidence_has_no_interval():
+def test_classes_without_evidence_have_no_interval():
     names = ["a", "b", "never drawn"]
     areas = Areas(np.array([60.0, 40.0, 0.0]), np.array([3.0, 3.0, 0.0]), (np.ones(3) / 3,), np.zeros(3))
     actual = fractions(np.array([0, 70, 30, 0]), areas, names, "logistic")
@@ -215,11 +219,18 @@ def test_a_class_without_evidence_has_no_interval():
     assert map_words({"a": None, "b": None}) == "no pixel has data"
 
 
-def test_a_run_with_a_class_that_is_not_drawn(run, tmp_path, capsys):
+def test_runs_with_an_unlabelled_class_report_no_interval(run, tmp_path, capsys):
     source = run[0].parent
-    words = ["--labels", str(source / "drawn.png"), "--classes", "ground,disc,pore", "--materials", "--trust"]
-    words += ["--objects", "pore", "--features", "filters"]
-    assert main(["segment", str(source / "a.png"), *words, "-o", str(tmp_path)]) == 0
+    options = [
+        "--labels",
+        str(source / "drawn.png"),
+        "--classes",
+        "ground,disc,pore",
+        "--materials",
+        "--trust",
+    ]
+    options += ["--objects", "pore", "--features", "filters"]
+    assert main(["segment", str(source / "a.png"), *options, "-o", str(tmp_path)]) == 0
     assert "pore 0.0 % (no interval)" in capsys.readouterr().out
     page = (tmp_path / "report.html").read_text()
     assert "0.0 (no interval)" in page

@@ -1,4 +1,4 @@
-"""The page of a run: it has what the report has, and needs no other file."""
+"""HTML report of a run: complete, equal to report.json and self-contained."""
 
 import base64
 import csv
@@ -29,15 +29,15 @@ def run(tmp_path_factory):
     Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(folder / "other.png")
     names = [str(folder / f"{name}.png") for name in ("i0", "i1", "other")]
     labels = ",".join(str(folder / f"i{n}_labels.png") for n in range(2))
-    words = ["segment", *names, "--labels", labels, "--classes", "<ground>,disc", "--features", "filters"]
-    main([*words, "--objects", "disc", "--materials", "-o", str(folder / "out")])
+    argv = ["segment", *names, "--labels", labels, "--classes", "<ground>,disc", "--features", "filters"]
+    main([*argv, "--objects", "disc", "--materials", "-o", str(folder / "out")])
     return folder / "out"
 
 
 @pytest.fixture(scope="module")
-def trusted(run):
+def run_with_trust(run):
     """A run with a trust report on the first image."""
-    words = [
+    argv = [
         "apply",
         str(run / "model.vispe"),
         str(run.parent / "i0.png"),
@@ -45,7 +45,7 @@ def trusted(run):
         "disc",
         "--materials",
     ]
-    assert main([*words, "--trust", "-o", str(run.parent / "trusted")]) == 0
+    assert main([*argv, "--trust", "-o", str(run.parent / "trusted")]) == 0
     return run.parent / "trusted"
 
 
@@ -56,39 +56,39 @@ SECTIONS = {
     "invariance-report.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
     "out-of-distribution.md": "out-of-distribution score (limit 1)</th>",
 }
-"""What stands on the page for each item of README's sentence about report.html, by the page that it links to."""
+"""Text in the report for each topic of README's sentence about report.html, by the page that the topic links to."""
 
 
-def test_the_page_has_what_readme_promises(trusted):
+def test_report_has_all_sections_named_in_the_readme(run_with_trust):
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     (sentence,) = re.findall(r"`report\.html` shows .*?\.(?=\s)", readme, re.S)
     items = [Path(link).name for link in re.findall(r"\]\(([^)]+)\)", sentence)]
     assert len(items) >= 5
-    page = (trusted / "report.html").read_text()
+    page = (run_with_trust / "report.html").read_text()
     for item in items:
         assert SECTIONS[item] in page, item
 
 
-def test_trust_has_its_numbers_and_its_figure(run, trusted):
-    page = html.unescape((trusted / "report.html").read_text())
-    (record,) = json.loads((trusted / "report.json").read_text())["images"]
+def test_trust_section_has_numbers_and_figure(run, run_with_trust):
+    page = html.unescape((run_with_trust / "report.html").read_text())
+    (record,) = json.loads((run_with_trust / "report.json").read_text())["images"]
     actual = record["trust"]
     assert f"<p>i0.png: {actual['verdict']}</p>" in page
-    for name, facts in actual["classes"].items():
-        cells = ["i0.png", name, f"{100 * facts['fraction']:.1f} %", facts["dependence"]]
+    for name, values in actual["classes"].items():
+        cells = ["i0.png", name, f"{100 * values['fraction']:.1f} %", values["dependence"]]
         cells += [format_points(actual["spread_pp"][name]), format_points(actual["floor_pp"][name])]
         row = "".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
         assert re.search(row, page)
-    figure = base64.b64encode((trusted / "i0_trust.png").read_bytes()).decode()
+    figure = base64.b64encode((run_with_trust / "i0_trust.png").read_bytes()).decode()
     assert f"data:image/png;base64,{figure}" in page
     assert "does not narrow the interval" in page
     assert "<h2>Trust" not in (run / "report.html").read_text()
 
 
-def test_maps_and_histograms_are_drawn(run, trusted):
+def test_report_contains_maps_and_histograms(run, run_with_trust):
     page = (run / "report.html").read_text()
     assert page.count(">uncertainty</text>") == 2
-    assert "disagreement of poses</text>" in (trusted / "report.html").read_text()
+    assert "disagreement of poses</text>" in (run_with_trust / "report.html").read_text()
     (bars,) = re.findall(r'aria-label="disc: objects by diameter \(px\)[^>]*>(.*?)</svg>', page)
     rows = [r for n in range(2) for r in csv.DictReader((run / f"i{n}_objects.csv").read_text().splitlines())]
     assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows)
@@ -103,27 +103,27 @@ def test_pages_and_volumes_have_separate_histograms(run, tmp_path):
     out = tmp_path / "out"
     assert main(["apply", str(run / "model.vispe"), *images, "--objects", "disc", "-o", str(out)]) == 0
     page = (out / "report.html").read_text()
-    for name, which in (("i0", "pages"), ("v", "volumes")):
-        (bars,) = re.findall(rf'aria-label="disc: objects by diameter \(px\), {which}[^>]*>(.*?)</svg>', page)
+    for name, unit in (("i0", "pages"), ("v", "volumes")):
+        (bars,) = re.findall(rf'aria-label="disc: objects by diameter \(px\), {unit}[^>]*>(.*?)</svg>', page)
         rows = list(csv.DictReader((out / f"{name}_objects.csv").read_text().splitlines()))
         assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows) > 1
     assert "those of discs of equal area (pages) or balls of equal volume (volumes), " in page
     assert "those of discs of equal area, " in (run / "report.html").read_text()
 
 
-def test_materials_have_intervals(run):
+def test_material_statistics_have_confidence_intervals(run):
     page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
     actual = report["images"][0]["materials"]["pages"][0]["patches"]
     low, high = actual["mean_intercept_ci95"]
     assert f"{actual['mean_intercept']:.3g} ({low:.3g} to {high:.3g}) px" in page
 
 
-def test_it_says_what_the_report_says(run):
+def test_html_report_equals_json_report(run):
     page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
     for record in report["images"]:
-        for name, share in record["fractions"].items():
+        for name, fraction in record["fractions"].items():
             low, high = record["fractions_ci95"][name]
-            assert f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})" in page
+            assert f"{100 * fraction:.1f} ({100 * low:.1f} to {100 * high:.1f})" in page
         assert f"{record['mean_uncertainty']:.3f}" in page
         count = record["objects"]["classes"]["disc"]["count"]
         assert re.search(
@@ -131,15 +131,15 @@ def test_it_says_what_the_report_says(run):
         )
     total = sum(r["objects"]["classes"]["disc"]["count"] for r in report["images"])
     assert f"objects: {total} disc" in page
-    left_out = report["training"]["calibration"]["left_out"]
-    assert f"{100 * left_out['balanced_accuracy']:.0f} %" in page
+    held_out = report["training"]["calibration"]["left_out"]
+    assert f"{100 * held_out['balanced_accuracy']:.0f} %" in page
     assert "other.png" in page
     assert "1 image skipped" in page
     assert "mean intercept" in page
     assert report["versions"]["torch"] in page
 
 
-def test_names_are_text_and_nothing_is_fetched(run):
+def test_names_are_escaped_and_no_resource_is_external(run):
     page = (run / "report.html").read_text()
     assert "<ground>" not in page
     assert "&lt;ground&gt;" in page
@@ -157,16 +157,16 @@ def test_images_are_embedded(run):
             assert max(image.size) <= 900
 
 
-def test_strokes_left_out(run):
-    facts = json.loads((run / "report.json").read_text())["training"]["calibration"]
-    assert set(facts["left_out"]["recall"]) == {"<ground>", "disc"}
-    assert facts["left_out"]["balanced_accuracy"] == pytest.approx(
-        np.mean(list(facts["left_out"]["recall"].values()))
+def test_calibration_has_recalls_of_held_out_scribbles(run):
+    calibration = json.loads((run / "report.json").read_text())["training"]["calibration"]
+    assert set(calibration["left_out"]["recall"]) == {"<ground>", "disc"}
+    assert calibration["left_out"]["balanced_accuracy"] == pytest.approx(
+        np.mean(list(calibration["left_out"]["recall"].values()))
     )
-    assert 0.5 < facts["left_out"]["balanced_accuracy"] <= 1
+    assert 0.5 < calibration["left_out"]["balanced_accuracy"] <= 1
 
 
-def test_of_many_images_some_are_embedded(run):
+def test_number_of_embedded_images_is_limited(run):
     report = json.loads((run / "report.json").read_text())
     report["images"] = report["images"][:1] * (SHOWN + 5)
     page = report_page(run, report).html()
@@ -176,7 +176,7 @@ def test_of_many_images_some_are_embedded(run):
     assert "No image could be used" in report_page(run, report).html()
 
 
-def test_an_image_unlike_training_is_said_first(run):
+def test_verdict_counts_images_unlike_the_training_images(run):
     report = json.loads((run / "report.json").read_text())
     report["images"][1]["domain"] = {"score": 3.2, "differs": True, "pages": [3.2]}
     page = report_page(run, report).html()
@@ -184,7 +184,7 @@ def test_an_image_unlike_training_is_said_first(run):
     assert "Check the result: 1 of 2 images differ from the training images" in page
 
 
-def test_a_page_is_not_overwritten(run, tmp_path, capsys):
+def test_existing_reports_are_not_overwritten(run, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "report.html").write_text("mine")

@@ -1,4 +1,4 @@
-"""Inputs that are not what they seem: companions of images, truth, painted images, files of other programs."""
+"""Inputs other than plain images: sidecar files, truth, painted copies of images, files of other programs."""
 
 import json
 from itertools import product
@@ -42,15 +42,17 @@ def data(tmp_path, monkeypatch):
     return tmp_path
 
 
-def segmented(folder="out"):
-    return [Path(one["image"]).name for one in json.loads(Path(folder, "report.json").read_text())["images"]]
+def reported_images(folder="out"):
+    return [
+        Path(record["image"]).name for record in json.loads(Path(folder, "report.json").read_text())["images"]
+    ]
 
 
-# --- companions ---
+# --- sidecar files ---
 
 
-def test_names_that_belong_to_another():
-    actual = [
+def test_sidecar_files_are_recognised_by_name():
+    stems = [
         "a",
         "a_labels",
         "A_seg",
@@ -62,7 +64,7 @@ def test_names_that_belong_to_another():
         "b.truth",
         "a_segment",
     ]
-    assert companions(actual) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
+    assert companions(stems) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
 
 
 IMAGES = ("data", "data/*.png", "data/a.png data/b.png", "data/a.png data")
@@ -73,50 +75,50 @@ LABELS = ("data/*_labels.png", "data/a_labels.png,data/b_labels.png", "data")
     ("images", "labels"),
     slow_except(list(product(IMAGES, LABELS)), [(image, LABELS[k % 3]) for k, image in enumerate(IMAGES)]),
 )
-def test_labels_next_to_the_images_are_not_images(data, capsys, images, labels):
+def test_labels_next_to_images_are_not_segmented(data, capsys, images, labels):
     (data / "data" / "a_mask.png").unlink()
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
-    assert segmented() == ["a.png", "b.png"]
-    said = capsys.readouterr().err
-    assert ("Skipped 2 files" in said) == (images != "data/a.png data/b.png"), said
+    assert reported_images() == ["a.png", "b.png"]
+    stderr = capsys.readouterr().err
+    assert ("Skipped 2 files" in stderr) == (images != "data/a.png data/b.png"), stderr
 
 
-def test_what_is_set_aside_is_named_and_can_be_segmented_by_name(data, capsys):
+def test_skipped_sidecars_are_listed_and_can_be_named_explicitly(data, capsys):
     assert vispe("segment data --cluster 2 --features filters -o out") == 0
-    said = capsys.readouterr().err
-    assert "Skipped 3 files with the name of labels, masks or results" in said
-    assert "a_labels.png, a_mask.png, b_labels.png. Pass such a file by its name" in said
+    stderr = capsys.readouterr().err
+    assert "Skipped 3 files with the name of labels, masks or results" in stderr
+    assert "a_labels.png, a_mask.png, b_labels.png. Pass such a file by its name" in stderr
     assert vispe("segment data/a.png data/a_mask.png --cluster 2 --features filters -o more") == 0
-    assert segmented("more") == ["a.png", "a_mask.png"]
+    assert reported_images("more") == ["a.png", "a_mask.png"]
 
 
-def test_labels_that_the_shell_lists_with_the_images_are_no_images(data):
-    words = "segment data/a.png data/a_labels.png data/b.png --labels data/a_labels.png"
-    assert vispe(f"{words} {FAST} -o out") == 0
-    assert segmented() == ["a.png", "b.png"]
+def test_labels_listed_as_images_are_skipped(data):
+    command = "segment data/a.png data/a_labels.png data/b.png --labels data/a_labels.png"
+    assert vispe(f"{command} {FAST} -o out") == 0
+    assert reported_images() == ["a.png", "b.png"]
 
 
-def test_a_file_that_is_image_and_labels_at_once(data, capsys):
-    words = "segment data/a.png data/b.png --labels data/a.png data/b.png -o out".replace(
+def test_files_passed_as_images_and_labels_are_rejected(data, capsys):
+    command = "segment data/a.png data/b.png --labels data/a.png data/b.png -o out".replace(
         "png data/b.png -o", "png -o"
     )
-    assert vispe(words.replace("--labels data/a.png", "--labels data/a.png,data/b.png")) == 2
+    assert vispe(command.replace("--labels data/a.png", "--labels data/a.png,data/b.png")) == 2
     assert "data/a.png and all other images are also labels or truth" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
+def test_results_in_the_image_folder_are_not_segmented(data, capsys):
     for path in (data / "data").glob("*_*.png"):
         path.rename(data / path.name)
-    words = f"segment data --labels a_labels.png,b_labels.png {FAST} -o data"
-    assert vispe(words) == 0
-    assert segmented("data") == ["a.png", "b.png"]
-    before = Path("data/report.json").read_text()
-    assert vispe(f"{words} --force") == 0
-    assert segmented("data") == ["a.png", "b.png"]
-    assert json.loads(before)["notes"] == json.loads(Path("data/report.json").read_text())["notes"]
+    command = f"segment data --labels a_labels.png,b_labels.png {FAST} -o data"
+    assert vispe(command) == 0
+    assert reported_images("data") == ["a.png", "b.png"]
+    report_before = Path("data/report.json").read_text()
+    assert vispe(f"{command} --force") == 0
+    assert reported_images("data") == ["a.png", "b.png"]
+    assert json.loads(report_before)["notes"] == json.loads(Path("data/report.json").read_text())["notes"]
     assert vispe("apply data/model.vispe data -o elsewhere") == 0
-    assert segmented("elsewhere") == ["a.png", "b.png"]
+    assert reported_images("elsewhere") == ["a.png", "b.png"]
 
 
 # --- truth ---
@@ -133,35 +135,35 @@ def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
     ],
 )
 @pytest.mark.parametrize("way", ["--labels data/a_labels.png", "--cluster 2", "apply"])
-def test_truth_is_checked_before_any_work(data, capsys, truth, pattern, way):
+def test_truth_is_validated_before_segmentation(data, capsys, truth, pattern, way):
     save("t.png", truth)
     if way == "apply":
         assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
         capsys.readouterr()
-        words = "apply first/model.vispe data/a.png --truth t.png -o out"
+        command = "apply first/model.vispe data/a.png --truth t.png -o out"
     else:
-        words = f"segment data/a.png {way} {FAST} --truth t.png -o out"
+        command = f"segment data/a.png {way} {FAST} --truth t.png -o out"
     if way == "--cluster 2" and truth.any():
-        assert vispe(words) == 0  # clusters are matched to any classes
+        assert vispe(command) == 0  # clusters are matched to any classes
         return
-    assert vispe(words) == 2
+    assert vispe(command) == 2
     assert pattern in capsys.readouterr().err
     assert not Path("out").exists()
     save("t.png", scene()[1])
-    assert vispe(words) == 0
+    assert vispe(command) == 0
 
 
 @cases("way", ["segment", "apply"])
-def test_all_masks_of_a_run_count_their_classes_from_one_number(data, capsys, way):
+def test_truth_masks_of_a_run_share_one_class_numbering(data, capsys, way):
     first = np.where(scene()[1], 2, 1).astype(np.uint8)
     save("a_truth.png", first)
     save("b_truth.png", np.full_like(first, 1))  # without class 2
     truth = f"--truth a_truth.png,b_truth.png -o {way}_out"
-    words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} {truth}"
+    command = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} {truth}"
     if way == "apply":
         assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
-        words = f"apply first/model.vispe data/a.png data/b.png {truth}"
-    assert vispe(words) == 0
+        command = f"apply first/model.vispe data/a.png data/b.png {truth}"
+    assert vispe(command) == 0
     a, b = json.loads(Path(f"{way}_out/report.json").read_text())["images"]
     assert min(image["scores"]["pixel_accuracy"] for image in (a, b)) > 0.5
     assert "numbers from 0" not in capsys.readouterr().err
@@ -169,40 +171,40 @@ def test_all_masks_of_a_run_count_their_classes_from_one_number(data, capsys, wa
     levels = np.uint8([0, 100, 200])[: int(first.max()) + 1]
     save("a_truth.png", levels[first])
     save("b_truth.png", np.full_like(first, 100))
-    assert vispe(f"{words} --force --truth-zero ignore") == 0
+    assert vispe(f"{command} --force --truth-zero ignore") == 0
     save("a_truth.png", first)
     save("b_truth.png", first - 1)
-    assert vispe(f"{words} --force") == 1
+    assert vispe(f"{command} --force") == 1
     assert "b_truth.png has the value 0, but a_truth.png numbers" in capsys.readouterr().err
 
 
-def test_a_single_mask_without_0_is_noted(data, capsys):
+def test_a_single_truth_mask_without_0_is_noted(data, capsys):
     save("a_truth.png", np.ones((40, 51), np.uint8))
-    words = f"segment data/a.png --labels data/a_labels.png {FAST} --truth a_truth.png"
-    assert vispe(f"{words} -o out") == 0
+    command = f"segment data/a.png --labels data/a_labels.png {FAST} --truth a_truth.png"
+    assert vispe(f"{command} -o out") == 0
     assert "no pixel is 0, and the values (1) are read as class numbers from 0." in (
         message := capsys.readouterr().err
     )
     assert "set --truth-zero ignore" in message
     accuracy = json.loads(Path("out/report.json").read_text())["images"][0]["scores"]["pixel_accuracy"]
-    assert vispe(f"{words} -o other --truth-zero ignore") == 0
+    assert vispe(f"{command} -o other --truth-zero ignore") == 0
     second_accuracy = json.loads(Path("other/report.json").read_text())["images"][0]["scores"][
         "pixel_accuracy"
     ]
     assert accuracy + second_accuracy == pytest.approx(1)
 
 
-def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
+def test_runs_without_usable_truth_write_nothing(data, capsys):
     save("a_truth.png", np.zeros((9, 8), np.uint8))
     save("b_truth.png", np.zeros((9, 8), np.uint8))
-    words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} --truth a_truth.png,b_truth.png -o out"
-    assert vispe(words) == 2
+    command = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} --truth a_truth.png,b_truth.png -o out"
+    assert vispe(command) == 2
     assert "all images failed" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
 @cases("orientation", [1, 3, 6])
-def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
+def test_header_sizes_equal_decoded_sizes(tmp_path, orientation):
     rng = np.random.default_rng(0)
     exif = Image.Exif()
     exif[274] = orientation
@@ -229,7 +231,7 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
 
 
 @cases("colour", [False, True])
-def test_labels_painted_on_a_copy_of_the_image(tmp_path, colour):
+def test_labels_painted_on_a_copy_of_the_image_raise(tmp_path, colour):
     grey, _, scribbles = scene()
     image = np.stack([grey] * 3, -1) if colour else grey
     image[scribbles > 0] = (255, 0, 0) if colour else 255
@@ -240,7 +242,7 @@ def test_labels_painted_on_a_copy_of_the_image(tmp_path, colour):
         read_labels(tmp_path / "a.png", (1, *grey.shape))
 
 
-def test_labels_with_smooth_edges_get_other_advice(tmp_path):
+def test_antialiased_labels_raise_with_a_hint(tmp_path):
     values = np.zeros((40, 51), np.uint16)
     values.ravel()[::51] = np.arange(1, 41)
     tifffile.imwrite(tmp_path / "a.tif", values)
@@ -252,7 +254,7 @@ def test_labels_with_smooth_edges_get_other_advice(tmp_path):
 
 
 @cases("head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)])
-def test_a_broken_head_is_described_in_words(tmp_path, head):
+def test_damaged_headers_raise_readable_messages(tmp_path, head):
     (tmp_path / "a.tif").write_bytes(head)
     with pytest.raises(InputError) as caught:
         decode(tmp_path / "a.tif")
@@ -261,22 +263,22 @@ def test_a_broken_head_is_described_in_words(tmp_path, head):
     assert "has no pixels" in text or len(text.partition("(")[2].split()) > 4
 
 
-def test_reasons_have_words():
+def test_exceptions_are_converted_to_readable_reasons():
     assert reason_of(KeyError(0)) == "a header entry, 0, is missing or invalid"
     assert reason_of(IndexError()) == "a header entry is missing or invalid"
     assert reason_of(ValueError("cannot  reshape\narray")) == "cannot reshape array"
 
 
-def test_min_area_above_the_image_is_noted(data, capsys):
-    words = f"segment data/a.png --labels data/a_labels.png {FAST} -o"
-    assert vispe(f"{words} out --min-area 5000") == 0
+def test_min_area_above_all_components_is_noted(data, capsys):
+    command = f"segment data/a.png --labels data/a_labels.png {FAST} -o"
+    assert vispe(f"{command} out --min-area 5000") == 0
     assert (
         "no connected component has min_area=5000 pixels, so min_area has no effect"
         in capsys.readouterr().err
     )
-    assert vispe(f"{words} more --min-area 3") == 0
+    assert vispe(f"{command} more --min-area 3") == 0
     assert "min_area" not in capsys.readouterr().err
-    assert vispe(f"{words} plain") == 0
+    assert vispe(f"{command} plain") == 0
     assert Path("plain/a_seg.png").read_bytes() == Path("out/a_seg.png").read_bytes()
 
 
@@ -295,19 +297,19 @@ FOREIGN = {
 
 
 @cases("name", FOREIGN)
-def test_files_of_other_programs_are_recognised(tmp_path, name):
-    head, words = FOREIGN[name]
-    (tmp_path / name).write_bytes(head.ljust(400, b"\1"))
+def test_unsupported_formats_are_recognised(tmp_path, name):
+    header, hint = FOREIGN[name]
+    (tmp_path / name).write_bytes(header.ljust(400, b"\1"))
     with pytest.raises(
         InputError, match=r"is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image; it looks like "
     ) as caught:
         decode(tmp_path / name)
-    assert words in str(caught.value)
+    assert hint in str(caught.value)
     with pytest.raises(InputError, match=rf"contains no image .* {name} is not supported: it looks like"):
         find_images([tmp_path])
 
 
-def test_an_unknown_file_is_still_refused(tmp_path):
+def test_unknown_file_contents_raise(tmp_path):
     (tmp_path / "a.png").write_bytes(b"what is this")
     with pytest.raises(InputError, match=r"image; convert it to one of these\.$"):
         decode(tmp_path / "a.png")
@@ -325,7 +327,7 @@ def test_an_unknown_file_is_still_refused(tmp_path):
         (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_any_work(data, capsys, words, pattern):
+def test_invalid_arguments_are_rejected_before_any_work(data, capsys, words, pattern):
     assert main(["segment", *words]) == 2
     assert pattern in capsys.readouterr().err
     assert not Path("out").exists()

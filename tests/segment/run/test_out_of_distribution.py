@@ -1,4 +1,4 @@
-"""The warning that an image differs from those of training, through runs on files."""
+"""Out-of-distribution scores and warnings in runs on image files."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
 
 @pytest.fixture(scope="module")
 def fields():
-    """Six fields of one sample, uint8, and their classes, (6, 256, 256) each."""
+    """Six fields of view of one sample, uint8, and their classes, (6, 256, 256) each."""
     image, classes = random_field(0, wavelength=14, detail=0.05).render((512, 768))
     grey = image[0].numpy()
     noisy = 40 + 175 * (grey - grey.min()) / np.ptp(grey) + np.random.default_rng(0).normal(0, 8, grey.shape)
@@ -46,16 +46,16 @@ def trained(tmp_path_factory, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(folder / "a.png")
     labels = [label(folder / "a_labels.png", classes)]
-    # grey limits of each page of a stack by itself
+    # grey limits per page of a stack
     reading = ReadOptions(normalize="image")
     segment([folder / "a.png"], folder / "out", labels=labels, features=FILTERS, reading=reading)
     return folder / "out" / MODEL_NAME
 
 
-def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, capsys, fields):
-    same, strange = fields[0][3], np.random.default_rng(1).integers(0, 255, (150, 170)).astype(np.uint8)
-    Image.fromarray(same).save(tmp_path / "same.png")
-    Image.fromarray(strange).save(tmp_path / "strange.png")
+def test_only_images_unlike_the_training_images_are_flagged(tmp_path, trained, capsys, fields):
+    similar, noise = fields[0][3], np.random.default_rng(1).integers(0, 255, (150, 170)).astype(np.uint8)
+    Image.fromarray(similar).save(tmp_path / "same.png")
+    Image.fromarray(noise).save(tmp_path / "strange.png")
     out = tmp_path / "out"
     images = [str(tmp_path / "same.png"), str(tmp_path / "strange.png")]
     assert main(["apply", str(trained), *images, "-o", str(out)]) == 0
@@ -77,7 +77,7 @@ def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, ca
     assert "add a few scribbles" in note
     assert note in capsys.readouterr().err.replace("\n", " ")
     figure = np.asarray(Image.open(out / "strange_domain.png"))
-    assert figure.shape == strange.shape
+    assert figure.shape == noise.shape
     assert figure.dtype == np.uint8
     assert (figure[:128, :128] > 128).all()
     for top in (0, 64, 128):
@@ -87,7 +87,7 @@ def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, ca
     assert [float(row["domain"]) for row in rows] == [first["domain"]["score"], second["domain"]["score"]]
 
 
-def test_other_images_of_the_training_run_are_compared_too(tmp_path, fields):
+def test_unlabelled_images_of_the_training_run_are_scored(tmp_path, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(255 - np.clip(grey, 0, 90)).save(tmp_path / "b.png")
@@ -98,7 +98,7 @@ def test_other_images_of_the_training_run_are_compared_too(tmp_path, fields):
     assert training_score < 0.5 < test_score
 
 
-def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
+def test_out_of_distribution_pages_of_a_stack_are_listed(tmp_path, trained, fields):
     pages = fields[0][1:].copy()
     pages[[1, 4]] = np.random.default_rng(0).integers(0, 255, (2, 256, 256))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
@@ -112,27 +112,27 @@ def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
 
 
 @pytest.mark.parametrize("kind", slow_except(["forest", "kmeans"], ["kmeans"]))
-def test_every_kind_of_classifier_compares(tmp_path, kind, fields):
+def test_every_classifier_gives_out_of_distribution_scores(tmp_path, kind, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(np.random.default_rng(1).integers(0, 255, (160, 150)).astype(np.uint8)).save(
         tmp_path / "n.png"
     )
-    how = (
+    options = (
         {"labels": [label(tmp_path / "l.png", classes)], "classifier": kind}
         if kind == "forest"
         else {"cluster": 2}
     )
-    segment([tmp_path / "a.png"], tmp_path / "out", features=FILTERS, **how)
+    segment([tmp_path / "a.png"], tmp_path / "out", features=FILTERS, **options)
     report = apply(tmp_path / "out" / MODEL_NAME, [tmp_path / "a.png", tmp_path / "n.png"], tmp_path / "more")
     assert [record["domain"]["differs"] for record in report.images] == [False, True]
 
 
-def test_an_earlier_model_says_that_it_cannot_compare(tmp_path, trained, fields):
+def test_models_without_a_training_summary_add_a_note(tmp_path, trained, fields):
     model = load_model(trained)
     assert model.domain is not None
     old = save_model(tmp_path / "old.vispe", replace(model, domain=None))
-    assert trained.stat().st_size - Path(old).stat().st_size < 20_000  # of the reference
+    assert trained.stat().st_size - Path(old).stat().st_size < 20_000  # bytes of the training summary
     Image.fromarray(fields[0][5]).save(tmp_path / "a.png")
     report = apply(old, [tmp_path / "a.png"], tmp_path / "out")
     assert report.images[0]["domain"] is None
@@ -144,14 +144,14 @@ def test_an_earlier_model_says_that_it_cannot_compare(tmp_path, trained, fields)
     assert np.array_equal(*labels)
 
 
-def test_images_too_small_to_compare_are_no_trouble(tmp_path, trained):
+def test_images_too_small_for_a_score_have_none(tmp_path, trained):
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "a.png")
     (record,) = apply(trained, [tmp_path / "a.png"], tmp_path / "out").images
     assert record["domain"] is None
 
 
 @pytest.mark.slow
-def test_another_pixel_size_than_that_of_the_training_is_named(tmp_path, fields):
+def test_pixel_sizes_unlike_the_training_images_are_noted(tmp_path, fields):
     grey, classes = fields[0][0], fields[1][0]
 
     def write(name, microns):
@@ -166,9 +166,9 @@ def test_another_pixel_size_than_that_of_the_training_is_named(tmp_path, fields)
     assert load_model(model).notes["pixel_size_um"] == pytest.approx([0.5, 0.5])
     images = [write("same.tif", 0.6), write("finer.tif", 0.1), write("coarser.tif", 2)]
     notes = [text for record in apply(model, images, tmp_path / "new").images for text in record["notes"]]
-    named = [text for text in notes if "the training images of 0.5 microns" in text]
-    assert [text.split()[0] for text in named] == ["finer.tif", "coarser.tif"]
-    assert "finer.tif has pixels of 0.1 microns" in named[0]
+    pixel_size_notes = [text for text in notes if "the training images of 0.5 microns" in text]
+    assert [text.split()[0] for text in pixel_size_notes] == ["finer.tif", "coarser.tif"]
+    assert "finer.tif has pixels of 0.1 microns" in pixel_size_notes[0]
 
 
 @pytest.mark.parametrize("entry", [None, [], [1], [2, 1], ["a", "b"], [0, 1], {"a": 1}])
@@ -178,10 +178,10 @@ def test_pixel_sizes_of_a_model_file_are_optional(trained, entry):
     assert pixel_size_warning("a", replace(model, notes={"pixel_size_um": entry}), (1, 1)) == []
 
 
-def test_a_summary_that_does_not_fit_is_refused(tmp_path, trained):
+def test_inconsistent_training_summaries_raise(tmp_path, trained):
     model = load_model(trained)
-    broken = replace(model, domain=replace(model.domain, limits=np.array([0.0, 1.0])))
-    path = save_model(tmp_path / "broken.vispe", broken)
+    invalid = replace(model, domain=replace(model.domain, limits=np.array([0.0, 1.0])))
+    path = save_model(tmp_path / "broken.vispe", invalid)
     with pytest.raises(InputError, match="are inconsistent"):
         load_model(path)
 
@@ -190,9 +190,9 @@ def test_pages_without_data_have_no_score(trained):
     model = load_model(trained)
     count = 1 + 2 * len(model.domain.components)
     assert ood_record(model, [np.zeros(count, np.int64)]) is None
-    some = np.zeros(count, np.int64)
-    some[0] = 5
-    actual = ood_record(model, [np.zeros(count, np.int64), some])
+    sums = np.zeros(count, np.int64)
+    sums[0] = 5
+    actual = ood_record(model, [np.zeros(count, np.int64), sums])
     assert actual["pages"][0] is None
     assert actual["score"] == actual["pages"][1]
     assert ood_record(model, [None]) is None

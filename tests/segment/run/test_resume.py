@@ -1,4 +1,4 @@
-"""A run on image files that was killed goes on, and ends with the bytes of a run that was not."""
+"""Resumed runs on image files: results are identical to those of an uninterrupted run."""
 
 import csv
 import errno
@@ -31,7 +31,7 @@ FAST = "--features filters"
 
 
 def write_inputs():
-    """Four images, labels of two of them, a truth of one."""
+    """Write four images, labels of two of them and the truth of one."""
     Path("in").mkdir()
     for seed, name in enumerate("abcd"):
         grey, mask, scribbles = scene(seed)
@@ -44,7 +44,7 @@ def write_inputs():
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A current folder with the inputs."""
+    """Working directory with the inputs."""
     monkeypatch.chdir(tmp_path)
     write_inputs()
     return tmp_path
@@ -52,30 +52,30 @@ def data(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Contents of the results of a run that was not interrupted."""
+    """Contents of the result folder of an uninterrupted run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("whole"))
         write_inputs()
-        assert vispe(f"{WAYS['labels']} -o whole") == 0
+        assert vispe(f"{COMMANDS['labels']} -o whole") == 0
         return contents("whole")
 
 
-def timeless(value):
-    """A report without what no two runs have in common."""
+def without_timings(value):
+    """Return a report without timings and memory, which differ between runs."""
     if isinstance(value, dict):
         drop = ("seconds", "seconds_per_megapixel", "peak_memory_mb")
-        return {key: timeless(one) for key, one in value.items() if key not in drop}
-    return [timeless(one) for one in value] if isinstance(value, list) else value
+        return {key: without_timings(entry) for key, entry in value.items() if key not in drop}
+    return [without_timings(entry) for entry in value] if isinstance(value, list) else value
 
 
 def contents(folder):
-    """Every file of a folder, hidden ones too: its bytes, or what counts of a report."""
+    """Return all files of a folder, including hidden ones: their bytes, or the reproducible part of a report."""
     actual = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "report.json":
             text = path.read_text(encoding="utf-8").replace(f'"{folder}/', '"OUT/')
-            actual[name] = timeless(json.loads(text))
+            actual[name] = without_timings(json.loads(text))
         elif path.name == "report.csv":
             rows = list(csv.DictReader(io.StringIO(path.read_text())))
             actual[name] = [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
@@ -84,10 +84,10 @@ def contents(folder):
     return actual
 
 
-def killed(jobs):
-    """Run commands that are killed at some events; returns what was said."""
-    jobs = [([int(moment) for moment in moments], words.split()) for moments, words in jobs]
-    done = subprocess.run(
+def run_with_kills(jobs):
+    """Run commands that are killed at some events, and return stderr."""
+    jobs = [([int(event) for event in events], command.split()) for events, command in jobs]
+    process = subprocess.run(
         [sys.executable, "-m", "tests.segment.kills", json.dumps(jobs)],
         capture_output=True,
         text=True,
@@ -95,11 +95,11 @@ def killed(jobs):
         env={**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])},
         check=True,
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [0] * len(jobs), done.stderr
-    return done.stderr
+    assert json.loads(process.stdout.splitlines()[-1]) == [0] * len(jobs), process.stderr
+    return process.stderr
 
 
-WAYS = {
+COMMANDS = {
     "labels": f"segment in --labels a_labels.png,b_labels.png --truth b_truth.png {FAST}",
     "forest": f"segment in --labels a_labels.png --classifier forest {FAST}",
     "cluster": f"segment in --cluster {FAST}",
@@ -112,69 +112,71 @@ WAYS = {
 
 @posix
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_runs_that_are_killed_again_and_again_end_as_ones_that_are_not(data, way):
+@pytest.mark.parametrize("way", COMMANDS)
+def test_repeatedly_killed_runs_equal_uninterrupted_runs(data, way):
     if way in ("apply", "trust"):
         assert vispe(f"segment in/a.png --labels a_labels.png {FAST} -o first") == 0
-    random = np.random.default_rng(list(WAYS).index(way))
-    moments = [2, 5, *random.integers(6, 40, 4), *random.integers(20, 90, 2)]
-    said = killed([([], f"{WAYS[way]} -o whole"), (moments, f"{WAYS[way]} -o parts")])
-    assert "resuming the unfinished run in parts" in said
+    rng = np.random.default_rng(list(COMMANDS).index(way))
+    events = [2, 5, *rng.integers(6, 40, 4), *rng.integers(20, 90, 2)]
+    stderr = run_with_kills([([], f"{COMMANDS[way]} -o whole"), (events, f"{COMMANDS[way]} -o parts")])
+    assert "resuming the unfinished run in parts" in stderr
     assert contents("parts") == contents("whole")
 
 
 @posix
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1, 10))
-def test_every_moment_of_a_small_run(data, first):
-    words = f"segment in/a.png in/b.png --labels a_labels.png {FAST}"
-    moments = range(first, 46, 9)
-    killed([([], f"{words} -o whole"), *(([moment], f"{words} -o parts{moment}") for moment in moments)])
+def test_runs_killed_at_any_event_equal_uninterrupted_runs(data, first):
+    command = f"segment in/a.png in/b.png --labels a_labels.png {FAST}"
+    events = range(first, 46, 9)
+    run_with_kills(
+        [([], f"{command} -o whole"), *(([event], f"{command} -o parts{event}") for event in events)]
+    )
     expected = contents("whole")
-    for moment in moments:
-        assert contents(f"parts{moment}") == expected, moment
+    for event in events:
+        assert contents(f"parts{event}") == expected, event
 
 
 class Stop(BaseException):
-    """Ends a run at once, as a kill does, but lets the test go on."""
+    """Ends a run immediately, as a kill does, but not the test."""
 
 
-def stopped(monkeypatch, words, after):
-    """Run a command that ends after so many images."""
-    done, uninterrupted = [], batch_run.Batch._segment
+def run_until(monkeypatch, words, after):
+    """Run a command that is stopped after `after` images."""
+    images, original = [], batch_run.Batch._segment
 
-    def counted(self, image, by):
-        if len(done) == after:
+    def segment_or_stop(self, image, by):
+        if len(images) == after:
             raise Stop
-        done.append(image)
-        return uninterrupted(self, image, by)
+        images.append(image)
+        return original(self, image, by)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch_run.Batch, "_segment", counted)
+        patched.setattr(batch_run.Batch, "_segment", segment_or_stop)
         with pytest.raises(Stop):
             main(words.split())
 
 
-def test_training_and_finished_images_are_not_done_again(data, monkeypatch, capsys):
-    words = f"{WAYS['labels']} -o out"
-    stopped(monkeypatch, words, 2)
+def test_resume_skips_training_and_finished_images(data, monkeypatch, capsys):
+    command = f"{COMMANDS['labels']} -o out"
+    run_until(monkeypatch, command, 2)
     assert json.loads(Path("out", NAME).read_text().splitlines()[-1])["image"] == "in/b.png"
     assert not Path("out", LOCK).exists()
-    before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
+    mtimes = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
     monkeypatch.setattr("vispe.segment.pipeline.segmenters.train", None)
-    recorded = []
+    segmented_images = []
     original = batch_run.Batch._segment
     monkeypatch.setattr(
         batch_run.Batch,
         "_segment",
-        lambda run, image, by: recorded.append(image.path.name) or original(run, image, by),
+        lambda run, image, by: segmented_images.append(image.path.name) or original(run, image, by),
     )
-    assert vispe(words) == 0
-    assert recorded == ["c.png", "d.png"]
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 4  # two before, then all
-    assert all(path.stat().st_mtime_ns == when for path, when in before.items() if path.name != NAME)
+    assert vispe(command) == 0
+    assert segmented_images == ["c.png", "d.png"]
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4  # two of the first run, then all
+    assert all(path.stat().st_mtime_ns == mtime for path, mtime in mtimes.items() if path.name != NAME)
     assert not Path("out", NAME).exists()
-    assert vispe(words) == 2
+    assert vispe(command) == 2
     assert "add --force to overwrite them" in capsys.readouterr().err
 
 
@@ -192,32 +194,32 @@ CHANGES = {
 }
 
 
-def test_a_run_with_other_arguments_or_files_is_refused(data, monkeypatch, capsys):
-    words = f"{WAYS['labels']} -o out"
-    stopped(monkeypatch, words, 1)
-    before = contents("out")
-    for change, named in CHANGES.items():
+def test_resume_with_other_arguments_or_files_is_rejected(data, monkeypatch, capsys):
+    command = f"{COMMANDS['labels']} -o out"
+    run_until(monkeypatch, command, 1)
+    contents_before = contents("out")
+    for change, difference in CHANGES.items():
         action, _, path = change.partition(" ")
         if action == "touch":
             times = Path(path).stat()
             os.utime(path, ns=(1, 1))
         elif action == "remove":
             Path(path).rename("removed.png")
-        assert vispe(words if path.endswith(".png") else f"{words} {change}") == 2
+        assert vispe(command if path.endswith(".png") else f"{command} {change}") == 2
         assert (
-            f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use "
+            f"vispe: out contains an unfinished run with other {difference}. Repeat that command to resume it, use "
             "force" in capsys.readouterr().err
         ), change
-        assert contents("out") == before
+        assert contents("out") == contents_before
         if action == "touch":
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         elif action == "remove":
             Path("removed.png").rename(path)
-    assert vispe(words) == 0  # nothing else has changed
+    assert vispe(command) == 0  # nothing else has changed
 
 
-def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, monkeypatch, capsys):
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
+def test_force_removes_only_temporary_files_of_its_images(data, monkeypatch, capsys):
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 2)
     (Path("out") / ".d.partial-0123456789ab").mkdir()
     (Path("out") / ".d.partial-0123456789ab" / "d_prob.tif").write_bytes(b"x")
     Path("out/.d_seg.partial-0123456789ab.png").write_bytes(b"x")
@@ -227,60 +229,60 @@ def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, 
     names = ["note.txt", ".hidden", ".other.partial-0123456789ab.png", "z_seg.png", ".d.partial-short.png"]
     for name in names:
         Path("out", name).write_bytes(b"mine")
-    earlier = {path.name for path in Path("out").glob("[ab]_*")}
-    assert "a_seg.png" in earlier
-    words = f"apply out/model.vispe in/d.png -o out {FAST}".replace(f" {FAST}", "")
-    assert vispe(f"{words} --force") == 0
+    earlier_results = {path.name for path in Path("out").glob("[ab]_*")}
+    assert "a_seg.png" in earlier_results
+    command = f"apply out/model.vispe in/d.png -o out {FAST}".replace(f" {FAST}", "")
+    assert vispe(f"{command} --force") == 0
     remaining = {path.name for path in Path("out").iterdir()}
     results = {"d_seg.png", "d_prob.tif", "d_uncertainty.png", "d_overlay.png", "report.json", "report.csv"}
     results.add("report.html")
-    assert remaining == {*names, *results, *earlier, "model.vispe"}
+    assert remaining == {*names, *results, *earlier_results, "model.vispe"}
     assert all(Path("out", name).read_bytes() == b"mine" for name in names)
     assert Path("foreign/thesis.txt").read_bytes() == b"mine"
     assert "out contains results of an earlier unfinished run: a_overlay.png, " in capsys.readouterr().err
 
 
-def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkeypatch):
+def test_force_keeps_files_older_than_the_unfinished_run(data, monkeypatch):
     Path("out").mkdir()
     Path("out/c_overlay.png").write_bytes(b"mine")
-    stopped(monkeypatch, f"{WAYS['labels']} -o out --force", 1)
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out --force", 1)
     assert vispe(f"segment in/a.png --labels a_labels.png {FAST} -o out --force") == 0
     assert Path("out/c_overlay.png").read_bytes() == b"mine"
     assert not Path("out", NAME).exists()
 
 
-def test_force_does_not_go_on(data, monkeypatch, capsys, uninterrupted):
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
-    assert vispe(f"{WAYS['labels']} -o out --force") == 0
+def test_force_restarts_instead_of_resuming(data, monkeypatch, capsys, uninterrupted):
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 2)
+    assert vispe(f"{COMMANDS['labels']} -o out --force") == 0
     assert "resuming" not in capsys.readouterr().err
     assert contents("out") == uninterrupted
 
 
-def test_a_result_that_was_removed_is_made_again(data, monkeypatch, uninterrupted):
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
+def test_removed_results_are_recomputed(data, monkeypatch, uninterrupted):
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
-def test_a_model_that_was_changed_is_trained_again(data, monkeypatch, uninterrupted):
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
+def test_modified_models_are_retrained(data, monkeypatch, uninterrupted):
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 1)
     Path("out/model.vispe").write_bytes(b"?")
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
-def test_a_line_that_breaks_off_does_not_count(data, monkeypatch, uninterrupted):
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
+def test_truncated_journal_lines_are_ignored(data, monkeypatch, uninterrupted):
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 2)
     path = Path("out", NAME)
     path.write_bytes(path.read_bytes()[:-9])
-    stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
+    run_until(monkeypatch, f"{COMMANDS['labels']} -o out", 1)
     assert len(path.read_bytes().splitlines()) == 2 + 2
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
-def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, uninterrupted):
+def test_failed_images_are_retried(data, monkeypatch, capsys, uninterrupted):
     original = image_pipeline.read_image
 
     def failing(path, **how):
@@ -290,8 +292,8 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, uninterru
 
     with monkeypatch.context() as patched:
         patched.setattr(image_pipeline, "read_image", failing)
-        assert vispe(f"{WAYS['labels']} -o out") == 1
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+        assert vispe(f"{COMMANDS['labels']} -o out") == 1
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
@@ -305,7 +307,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, uninterru
         "apply first/model.vispe in/rgb.png -o out/deep/er",
     ],
 )
-def test_a_refused_run_leaves_nothing(data, words):
+def test_rejected_runs_write_nothing(data, words):
     Image.fromarray(np.zeros((9, 9), np.uint8)).save("wrong.png")
     Image.fromarray(np.zeros((40, 51, 3), np.uint8)).save("in/rgb.png")
     assert vispe(f"segment in/a.png --labels a_labels.png {FAST} -o first") == 0
@@ -316,38 +318,38 @@ def test_a_refused_run_leaves_nothing(data, words):
 # --- one process at a time ---
 
 
-def test_a_folder_that_is_being_written_is_refused(data, capsys):
-    words = f"{WAYS['labels']} -o out"
+def test_locked_output_folders_are_rejected(data, capsys):
+    command = f"{COMMANDS['labels']} -o out"
     with lock_folder(Path("out")):
         for more in ("", " --force"):
-            assert vispe(words + more) == 2
+            assert vispe(command + more) == 2
             assert (
                 "out is in use by another vispe process. Wait until it has finished"
                 in capsys.readouterr().err
             )
         assert [path.name for path in Path("out").iterdir()] == [LOCK]
     assert not Path("out").exists()
-    assert vispe(words) == 0
+    assert vispe(command) == 0
 
 
 @pytest.mark.slow
 @posix
-def test_of_two_simultaneous_processes_one_is_refused(data):
-    words = [sys.executable, "-m", "vispe", *f"{WAYS['micro']} -o out --force".split()]
+def test_one_of_two_concurrent_processes_is_rejected(data):
+    command = [sys.executable, "-m", "vispe", *f"{COMMANDS['micro']} -o out --force".split()]
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
-    both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
-    said = [one.communicate(timeout=500)[1] for one in both]
-    codes = [one.returncode for one in both]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+    stderr = [process.communicate(timeout=500)[1] for process in processes]
+    codes = [process.returncode for process in processes]
     assert 0 in codes
-    assert vispe(f"{WAYS['micro']} -o whole") == 0
+    assert vispe(f"{COMMANDS['micro']} -o whole") == 0
     assert contents("out") == contents("whole")
     if codes != [0, 0]:  # both 0: one began after the other had ended
         assert sorted(codes) == [0, 2]
-        assert "in use by another vispe process" in "".join(said)
+        assert "in use by another vispe process" in "".join(stderr)
 
 
 @posix
-def test_a_lock_is_free_when_its_process_was_killed(data):
+def test_lock_is_released_when_its_process_is_killed(data):
     process = os.fork()  # a new interpreter imports for seconds
     if process == 0:
         with lock_folder(Path("out")):
@@ -359,11 +361,11 @@ def test_a_lock_is_free_when_its_process_was_killed(data):
     assert not Path("out", LOCK).exists()
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def none(*args):
+def test_file_systems_without_locks_are_supported(tmp_path, monkeypatch):
+    def fail(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.FileLock, "acquire", none)
+    monkeypatch.setattr(lock.FileLock, "acquire", fail)
     with lock_folder(tmp_path / "a"):
         (tmp_path / "a" / "b").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
@@ -372,25 +374,25 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 # --- a full disk ---
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, uninterrupted):
+def test_insufficient_disk_space_is_reported_before_the_first_image(data, monkeypatch, capsys, uninterrupted):
     monkeypatch.setattr(
         "vispe.segment.run.results_folder.disk_space.shutil.disk_usage", lambda _: Usage(9000)
     )
-    assert vispe(f"{WAYS['labels']} -o out") == 2
-    said = capsys.readouterr().err
+    assert vispe(f"{COMMANDS['labels']} -o out") == 2
+    stderr = capsys.readouterr().err
     assert (
         "disk full: the result of a.png needs 16.32 kB, out has 9 kB. Free some space and repeat the command"
-        in said
+        in stderr
     )
     assert sorted(path.name for path in Path("out").iterdir()) == ["model.vispe", NAME]
     monkeypatch.undo()
     monkeypatch.chdir(data)
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
 class Usage:
-    """What `shutil.disk_usage` gives."""
+    """Stand-in for the result of `shutil.disk_usage`."""
 
     def __init__(self, free):
         self.free = free
@@ -398,12 +400,10 @@ class Usage:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
-def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
-    data, monkeypatch, capsys, kind, uninterrupted
-):
+def test_full_disk_stops_the_run_without_partial_results(data, monkeypatch, capsys, kind, uninterrupted):
     original, count = os.fsync, [0]
 
-    def full(number):
+    def fail_when_full(number):
         link = Path(f"/proc/self/fd/{number}")
         name = link.readlink().name if link.is_symlink() else ""
         if kind in name:
@@ -413,21 +413,21 @@ def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
         return original(number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        assert vispe(f"{WAYS['labels']} -o out") == 2
-    said = capsys.readouterr().err
-    assert said.count("disk full: ") == 1
-    assert "out has " in said
+        patched.setattr(os, "fsync", fail_when_full)
+        assert vispe(f"{COMMANDS['labels']} -o out") == 2
+    stderr = capsys.readouterr().err
+    assert stderr.count("disk full: ") == 1
+    assert "out has " in stderr
     names = {path.name for path in Path("out").iterdir()}
     assert not [name for name in names if name.startswith(".")]
     for stem in "abcd":
         assert sum(name.startswith(f"{stem}_") for name in names) in (0, 4)
     assert not any(name.startswith("d_") for name in names)
-    assert vispe(f"{WAYS['labels']} -o out") == 0
+    assert vispe(f"{COMMANDS['labels']} -o out") == 0
     assert contents("out") == uninterrupted
 
 
-def test_which_errors_say_that_a_disk_is_full(tmp_path):
+def test_errors_of_a_full_disk_are_recognised(tmp_path):
     for error in (
         OSError(errno.ENOSPC, "x"),
         OSError(errno.EDQUOT, "x"),
@@ -444,10 +444,10 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
         pass
 
 
-# --- the record itself ---
+# --- journal ---
 
 
-def test_the_record_of_a_run(tmp_path):
+def test_journal_records_and_resumes_a_run(tmp_path):
     requested = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
     state = Journal(tmp_path, requested, False)
     assert (state.resumes, state.empty, state.model) == (False, True, None)
@@ -469,7 +469,7 @@ def test_the_record_of_a_run(tmp_path):
 
 
 @cases("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
-def test_names_in_a_journal_remove_nothing(tmp_path, name):
+def test_file_names_in_a_journal_are_never_removed(tmp_path, name):
     out = tmp_path / "out"
     (out / "photos").mkdir(parents=True)
     files = [tmp_path / "a_seg.png", out / "thesis.txt", out / "photos" / "a.txt", out / "a_seg.png"]
@@ -487,7 +487,7 @@ def test_names_in_a_journal_remove_nothing(tmp_path, name):
     assert all(file.read_bytes() == b"of another program" for file in files)
 
 
-def test_a_journal_that_is_a_link_is_refused(tmp_path):
+def test_symlinked_journals_raise(tmp_path):
     target = tmp_path / "profile"
     target.write_text("")
     (tmp_path / NAME).symlink_to(target)

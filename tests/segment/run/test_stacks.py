@@ -1,4 +1,4 @@
-"""Stacks from files of several writers, through segmentation, to result files that keep their axes."""
+"""Stacks from files of several writers: read, segmented and written with their axes."""
 
 import json
 import struct
@@ -32,15 +32,17 @@ def levels(*shape, kind=np.uint8):
     return RNG.integers(0, 250, (*shape, H, W)).astype(kind)
 
 
-def by_hand(path, planes, description, order="<", one_entry=False):
-    """Write an 8-bit TIFF byte by byte: pixels of all planes in a row, then one directory per plane (or one in all)."""
+def write_raw_tiff(path, planes, description, order="<", one_entry=False):
+    """Write an 8-bit TIFF byte by byte: contiguous planes, followed by one IFD per plane (or a single IFD)."""
     count, height, width = planes.shape
     text = description.encode() + b"\0"
     start = 8 + len(text)
     body = text + planes.tobytes()
-    at = 8 + len(body) + len(body) % 2
-    out = (
-        struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, at) + body + b"\0" * (len(body) % 2)
+    ifd_offset = 8 + len(body) + len(body) % 2
+    data = (
+        struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, ifd_offset)
+        + body
+        + b"\0" * (len(body) % 2)
     )
     numbers = range(1 if one_entry else count)
     for number in numbers:
@@ -56,15 +58,15 @@ def by_hand(path, planes, description, order="<", one_entry=False):
             (278, 4, 1, height),
             (279, 4, 1, height * width),
         ]
-        out += struct.pack(f"{order}H", len(tags))
+        data += struct.pack(f"{order}H", len(tags))
         for tag, kind, length, value in tags:
             short = kind == 3
-            out += struct.pack(
+            data += struct.pack(
                 f"{order}HHI" + ("HH" if short else "I"), tag, kind, length, value, *([0] if short else [])
             )
-        following = 0 if number == numbers[-1] else len(out) + 4
-        out += struct.pack(f"{order}I", following)
-    path.write_bytes(out)
+        next_ifd = 0 if number == numbers[-1] else len(data) + 4
+        data += struct.pack(f"{order}I", next_ifd)
+    path.write_bytes(data)
     return path
 
 
@@ -86,15 +88,15 @@ def by_hand(path, planes, description, order="<", one_entry=False):
         ("TZCYX", (1, 3, 2), "zyxc", (("Z", 3),)),
     ],
 )
-def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, actual):
+def test_ome_files_of_tifffile_are_read_in_any_axis_order(tmp_path, axes, shape, pages, actual):
     array = levels(*shape, kind=np.uint16)
     metadata = {"axes": axes, "PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 250}
     metadata |= {"PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 2.0, "PhysicalSizeZUnit": "µm"}
     tifffile.imwrite(tmp_path / "a.ome.tif", array, photometric="minisblack", metadata=metadata)
     image = read_image(tmp_path / "a.ome.tif")
     letters = "".join(a for a in axes if a.lower() in pages)
-    taken = array.squeeze() if len(letters) < len(axes) else array
-    expected = np.einsum(f"{letters.lower()}->{pages}", taken)
+    squeezed = array.squeeze() if len(letters) < len(axes) else array
+    expected = np.einsum(f"{letters.lower()}->{pages}", squeezed)
     expected = expected.reshape(-1, H, W, *([expected.shape[-1]] if pages.endswith("c") else [1]))
     np.testing.assert_array_equal(image.pages, expected)
     assert image.page_axes == actual
@@ -102,7 +104,7 @@ def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, actu
     assert image.z_step == 2.0
 
 
-def test_imagej_hyperstacks_of_tifffile(tmp_path):
+def test_imagej_hyperstacks_of_tifffile_are_read(tmp_path):
     array = levels(2, 3, 2, kind=np.uint16)
     metadata = {"axes": "TZCYX", "unit": "micron", "spacing": 1.5, "finterval": 3.0}
     tifffile.imwrite(tmp_path / "a.tif", array, imagej=True, resolution=(4, 5), metadata=metadata)
@@ -115,13 +117,13 @@ def test_imagej_hyperstacks_of_tifffile(tmp_path):
 
 
 @cases("one_entry", [False, True])
-def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
+def test_raw_imagej_files_are_read(tmp_path, one_entry):
     planes = levels(6)
     text = (
         "ImageJ=1.54f\nimages=6\nslices=3\nframes=2\nhyperstack=true\nmode=grayscale\nunit=\\u00B5m\n"
         "spacing=2.5\nloop=false\nmin=0.0\nmax=255.0\n"
     )
-    image = read_image(by_hand(tmp_path / "a.tif", planes, text, ">", one_entry))
+    image = read_image(write_raw_tiff(tmp_path / "a.tif", planes, text, ">", one_entry))
     np.testing.assert_array_equal(image.pages[..., 0], planes)
     assert image.page_axes == (("T", 2), ("Z", 3))
     assert image.z_step == 2.5
@@ -132,10 +134,10 @@ def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
     ("order", "schema"),
     [("XYZCT", "OME/2016-06"), ("XYCZT", "OME/2013-06"), ("XYTCZ", "OME/2010-06")],
 )
-def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, schema):
+def test_raw_ome_files_with_permuted_planes_are_read(tmp_path, order, schema):
     sizes = {"T": 2, "C": 2, "Z": 3}
     planes = levels(12)
-    positions = RNG.permutation(12)  # plane number -> directory in the file
+    positions = RNG.permutation(12)  # plane number -> IFD in the file
     slow = order[:1:-1]  # slowest axis first
     counts = [sizes[a] for a in slow]
     blocks = ""
@@ -152,7 +154,7 @@ def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, sche
     )
     stored = np.empty_like(planes)
     stored[positions] = planes
-    image = read_image(by_hand(tmp_path / "a.ome.tif", stored, text))
+    image = read_image(write_raw_tiff(tmp_path / "a.ome.tif", stored, text))
     pages = "".join(a for a in slow if a != "C")
     expected = np.einsum(f"{slow.lower()}yx->{pages.lower()}yxc", planes.reshape(*counts, H, W)).reshape(
         6, H, W, 2
@@ -163,8 +165,8 @@ def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, sche
     assert image.z_step == pytest.approx(1.5)
 
 
-def test_pages_of_pillow_and_of_scikit_image(tmp_path):
-    planes = levels(5)  # tifffile takes 3 or 4 for colours
+def test_multipage_files_of_pillow_and_scikit_image_are_read(tmp_path):
+    planes = levels(5)  # tifffile writes 3 or 4 planes as colours
     frames = [Image.fromarray(p) for p in planes]
     frames[0].save(tmp_path / "p.tif", save_all=True, append_images=frames[1:], compression="tiff_lzw")
     image = read_image(tmp_path / "p.tif")
@@ -213,7 +215,7 @@ def _label_pages(folder, kind, image_axes, label_axes, values, z=None):
 
 
 @cases("kind", KINDS)
-def test_pages_of_labels_match_by_slice_and_time(tmp_path, kind):
+def test_label_pages_match_by_slice_and_time(tmp_path, kind):
     values = RNG.integers(0, 3, (2, 3, H, W), dtype=np.uint8)  # Fiji saves T before Z
     actual = _label_pages(tmp_path, kind, "ZT", "TZ", values)
     expected = values.swapaxes(0, 1).reshape(6, H, W)
@@ -221,7 +223,7 @@ def test_pages_of_labels_match_by_slice_and_time(tmp_path, kind):
 
 
 @cases("kind", KINDS)
-def test_labels_with_other_slices_and_times_are_refused(tmp_path, kind):
+def test_labels_with_other_slices_and_times_raise(tmp_path, kind):
     values = RNG.integers(0, 3, (3, 2, H, W), dtype=np.uint8)
     text = (
         r"must have the slices and times of the image, got 2 slices at 3 times for 3 slices at 2 times\. Save"
@@ -231,14 +233,14 @@ def test_labels_with_other_slices_and_times_are_refused(tmp_path, kind):
 
 
 @cases("kind", KINDS)
-def test_slices_and_times_of_selected_pages_count_from_0_in_labels(tmp_path, kind):
+def test_label_slices_and_times_of_selected_pages_start_at_0(tmp_path, kind):
     values = RNG.integers(0, 3, (2, 2, H, W), dtype=np.uint8)
     actual = _label_pages(tmp_path, kind, "ZT", "TZ", values, z="2:6")
     expected = values.swapaxes(0, 1).reshape(4, H, W)
     np.testing.assert_array_equal(actual, expected > 0 if kind == "mask" else expected)
 
 
-def test_chosen_pages_keep_the_axis_that_they_lie_on(tmp_path):
+def test_selected_pages_keep_their_axes(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", levels(2, 4), imagej=True, metadata={"axes": "TZYX"})
     for z, axes in (("5:8", (("Z", 3),)), ("2:6", (("TZ", 4),)), ("3", ()), ("0:8", (("T", 2), ("Z", 4)))):
         assert read_image(tmp_path / "a.tif", z=z).page_axes == axes
@@ -255,7 +257,7 @@ def image_of(axes, **facts):
 
 
 @cases("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
-def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
+def test_results_are_imagej_files_with_axes_and_voxel_size(tmp_path, axes):
     image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0, resolution=(72.0, 72.0, "inch"))
     count = image.n_pages
     labels = RNG.integers(0, 3, (count, H, W), dtype=np.uint8)
@@ -268,8 +270,8 @@ def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
         assert tif.is_imagej
         assert tif.series[0].axes == f"{letters}YX"
         np.testing.assert_array_equal(tif.asarray(), labels.reshape(*lengths, H, W))
-        facts = tif.imagej_metadata
-        assert (facts["unit"], facts["spacing"]) == ("um", 2.0)
+        metadata = tif.imagej_metadata
+        assert (metadata["unit"], metadata["spacing"]) == ("um", 2.0)
         x, y = (tif.pages[0].tags[f"{a}Resolution"].value for a in "XY")
         assert (x[0] / x[1], y[0] / y[1]) == (4, 2)  # pixels per micron, and not the 72 dpi of the image
     with tifffile.TiffFile(tmp_path / "prob.tif") as tif:
@@ -278,15 +280,15 @@ def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
         assert tif.imagej_metadata["Labels"][2:4] == ["page 1: matrix", "page 1: Poren, große"]
         assert json.loads(tif.imagej_metadata["classes"]) == ["matrix", "Poren, große"]
     for name in ("seg.tif", "prob.tif"):
-        back = read_image(tmp_path / name)
-        assert back.pixel_size == pytest.approx((0.5, 0.25))
-        assert back.z_step == 2.0
-        assert back.page_axes == (axes if axes[0][0] == "T" else (("Z", count),))
-        assert back.n_pages == count
+        reread = read_image(tmp_path / name)
+        assert reread.pixel_size == pytest.approx((0.5, 0.25))
+        assert reread.z_step == 2.0
+        assert reread.page_axes == (axes if axes[0][0] == "T" else (("Z", count),))
+        assert reread.n_pages == count
 
 
 @cases(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
-def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, room):
+def test_results_unsupported_by_imagej_are_ome_tiff(tmp_path, monkeypatch, axes, room):
     if room is not None:
         monkeypatch.setattr(outputs, "_IMAGEJ", room)
     image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0)
@@ -295,12 +297,12 @@ def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, ro
     with tifffile.TiffFile(tmp_path / "prob.tif") as tif:
         assert tif.is_ome
         assert tif.is_bigtiff == (room == 0)
-    back = read_image(tmp_path / "prob.tif")
-    np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))
-    assert back.page_axes == axes
-    assert back.channel_names == ("matrix", "pore")
-    assert back.pixel_size == pytest.approx((0.5, 0.25))
-    assert back.z_step == 2.0
+    reread = read_image(tmp_path / "prob.tif")
+    np.testing.assert_array_equal(reread.pages, prob.transpose(0, 2, 3, 1))
+    assert reread.page_axes == axes
+    assert reread.channel_names == ("matrix", "pore")
+    assert reread.pixel_size == pytest.approx((0.5, 0.25))
+    assert reread.z_step == 2.0
     write_labels(tmp_path / "seg.tif", np.ones((6, H, W), np.uint8), image)
     assert read_image(tmp_path / "seg.tif").page_axes == axes
 
@@ -309,7 +311,7 @@ def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, ro
 
 
 def scene(pages=4, seed=0, noise=14):
-    """Make a rod that moves through a stack, in noise -> (pages uint8, classes 1 and 2)."""
+    """Make a noisy stack with a disk that moves 2 px per slice -> (pages uint8, classes 1 and 2)."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:H, :W]
     classes = np.stack([1 + ((y - 16) ** 2 + (x - 15 - 2 * z) ** 2 < 81) for z in range(pages)]).astype(
@@ -329,20 +331,20 @@ def scribbles(classes, pages):
 @pytest.fixture
 def folder(tmp_path):
     grey, classes = scene()
-    facts = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
-    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(2, 2), metadata=facts)
+    metadata = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
+    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(2, 2), metadata=metadata)
     tifffile.imwrite(tmp_path / "drawn.tif", scribbles(classes, (1, 3)), photometric="minisblack")
     return tmp_path
 
 
 @pytest.mark.slow
-def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
-    one = scribbles(scene()[1], (1,))
-    Image.fromarray(one[1]).save(folder / "page.png")
-    tifffile.imwrite(folder / "pages.tif", one, imagej=True, metadata={"axes": "ZYX"})
+def test_label_page_label_stack_and_json_scribbles_are_equivalent(folder):
+    label_stack = scribbles(scene()[1], (1,))
+    Image.fromarray(label_stack[1]).save(folder / "page.png")
+    tifffile.imwrite(folder / "pages.tif", label_stack, imagej=True, metadata={"axes": "ZYX"})
     dots = [
-        {"class": int(one[1, y, x]), "points": [[int(x), int(y)]], "page": 1}
-        for y, x in np.argwhere(one[1] > 0)
+        {"class": int(label_stack[1, y, x]), "points": [[int(x), int(y)]], "page": 1}
+        for y, x in np.argwhere(label_stack[1] > 0)
     ]
     (folder / "dots.json").write_text(json.dumps(dots))
     actual = []
@@ -357,7 +359,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
         )
         actual.append(tifffile.imread(out / "s_seg.tif"))
         assert report.run["training"]["labelled_pixels"] == {
-            f"class {k}": int((one == k).sum()) for k in (1, 2)
+            f"class {k}": int((label_stack == k).sum()) for k in (1, 2)
         }
     assert (actual[0] == scene()[1]).mean() > 0.95
     np.testing.assert_array_equal(actual[0], actual[1])
@@ -365,7 +367,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
 
 
 @pytest.mark.slow
-def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
+def test_single_slices_equal_slices_of_the_stack(folder):
     labels = [folder / "drawn.tif"]
     for mode in ("image", "none"):
         out, single = folder / mode, folder / f"{mode}_again"
@@ -385,7 +387,7 @@ def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
         np.testing.assert_array_equal(tifffile.imread(folder / f"{mode}_part" / "s_seg.tif"), stack[2:])
 
 
-def test_the_order_of_slices_does_not_matter(folder):
+def test_segmentation_is_independent_of_slice_order(folder):
     segment([folder / "s.tif"], folder / "out", labels=[folder / "drawn.tif"], features=FeatureConfig())
     stack = tifffile.imread(folder / "out" / "s_seg.tif")
     tifffile.imwrite(folder / "r.tif", scene()[0][::-1], imagej=True, metadata={"axes": "ZYX"})
@@ -393,7 +395,7 @@ def test_the_order_of_slices_does_not_matter(folder):
     np.testing.assert_array_equal(tifffile.imread(folder / "back" / "r_seg.tif"), stack[::-1])
 
 
-def test_five_dimensions_come_back_with_their_axes_and_voxels(tmp_path):
+def test_5d_stacks_keep_axes_and_voxel_size(tmp_path):
     grey, classes = scene(6)
     array = np.stack([grey, 255 - grey], 1).reshape(2, 3, 2, H, W).swapaxes(1, 2)  # T, C, Z
     metadata = {"axes": "TCZYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5}
@@ -406,37 +408,37 @@ def test_five_dimensions_come_back_with_their_axes_and_voxels(tmp_path):
     assert record["page_axes"] == {"T": 2, "Z": 3}
     assert record["z_step_um"] == 1.5
     assert record["channels"] == 2
-    back = read_image(record["files"]["labels"])
-    assert back.page_axes == (("T", 2), ("Z", 3))
-    assert (back.pixel_size, back.z_step) == ((0.5, 0.5), 1.5)
-    assert (back.pages[..., 0] == classes).mean() > 0.95
+    reread = read_image(record["files"]["labels"])
+    assert reread.page_axes == (("T", 2), ("Z", 3))
+    assert (reread.pixel_size, reread.z_step) == ((0.5, 0.5), 1.5)
+    assert (reread.pages[..., 0] == classes).mean() > 0.95
     with tifffile.TiffFile(record["files"]["uncertainty"]) as tif:
         assert tif.series[0].axes == "TZYX"
 
 
-def test_3d_filters_use_the_neighbours_and_are_part_of_the_model(tmp_path):
+def test_3d_filters_use_adjacent_slices_and_are_stored_in_the_model(tmp_path):
     grey, classes = scene(8, noise=150)
-    facts = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
-    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(1, 1), metadata=facts)
+    metadata = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
+    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(1, 1), metadata=metadata)
     tifffile.imwrite(tmp_path / "l.tif", scribbles(classes, (2, 5)))
-    right = {}
+    accuracy = {}
     for name, config in (("flat", FeatureConfig()), ("deep", FeatureConfig(filters_3d=True))):
         report = segment([tmp_path / "s.tif"], tmp_path / name, labels=[tmp_path / "l.tif"], features=config)
-        right[name] = (tifffile.imread(tmp_path / name / "s_seg.tif") == classes).mean()
-    assert right["deep"] > right["flat"] + 0.01
+        accuracy[name] = (tifffile.imread(tmp_path / name / "s_seg.tif") == classes).mean()
+    assert accuracy["deep"] > accuracy["flat"] + 0.01
     assert any("1 times the pixel size: 3D filters" in note for note in report.images[0]["notes"])
     model = tmp_path / "deep" / MODEL_NAME
     assert load_model(model).features.filters_3d
     apply(model, [tmp_path / "s.tif"], tmp_path / "again", tile=20)
     first, second = (tifffile.imread(tmp_path / name / "s_prob.tif") for name in ("deep", "again"))
     np.testing.assert_allclose(first, second, atol=1e-5)
-    tifffile.imwrite(tmp_path / "r.tif", grey[::-1], imagej=True, resolution=(1, 1), metadata=facts)
+    tifffile.imwrite(tmp_path / "r.tif", grey[::-1], imagej=True, resolution=(1, 1), metadata=metadata)
     apply(model, [tmp_path / "r.tif"], tmp_path / "over")
-    over = tifffile.imread(tmp_path / "over" / "r_prob.tif")
-    np.testing.assert_allclose(over[::-1], first, atol=1e-5)
+    reversed_prob = tifffile.imread(tmp_path / "over" / "r_prob.tif")
+    np.testing.assert_allclose(reversed_prob[::-1], first, atol=1e-5)
 
 
-def test_3d_filters_are_refused_where_there_is_no_volume(tmp_path, folder, capsys):
+def test_3d_filters_raise_without_a_z_axis(tmp_path, folder, capsys):
     Image.fromarray(scene()[0][0]).save(folder / "one.png")
     tifffile.imwrite(folder / "t.tif", scene()[0], imagej=True, metadata={"axes": "TYX"})
     config = FeatureConfig(filters_3d=True)
@@ -447,16 +449,16 @@ def test_3d_filters_are_refused_where_there_is_no_volume(tmp_path, folder, capsy
         segment(
             [folder / "s.tif"], folder / "out", labels=[folder / "drawn.tif"], features=config, trust=True
         )
-    words = f"segment {folder}/s.tif --cluster 2 --filters-3d --features tokens -o {folder}/out"
-    assert main(words.split()) == 2
+    command = f"segment {folder}/s.tif --cluster 2 --filters-3d --features tokens -o {folder}/out"
+    assert main(command.split()) == 2
     assert "--filters-3d has no effect on --features tokens" in capsys.readouterr().err
 
 
-def test_3d_filters_by_command(folder, capsys):
-    words = (
+def test_3d_filters_on_the_command_line(folder, capsys):
+    command = (
         f"segment {folder}/s.tif --labels {folder}/drawn.tif --features filters --filters-3d -o {folder}/out"
     )
-    assert main(words.split()) == 0
+    assert main(command.split()) == 0
     assert "the slice spacing of s.tif is 1 microns, 2 times the pixel size" in capsys.readouterr().err
     report = json.loads((folder / "out" / "report.json").read_text())
     assert report["features"]["filters_3d"] is True

@@ -1,4 +1,4 @@
-"""Tiny CLIP models in folders of open_clip, with random weights or with weights planted by hand."""
+"""Tiny CLIP models in folders of open_clip, with random or hand-crafted weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_folder(folder: Path, vision: dict, embed: int = 16, vocabulary: int = 
 
 
 def stock(folder: Path):
-    """The model of a folder as open_clip builds it, all parameters random and none of them zero."""
+    """Return the model of a folder as built by open_clip, with all parameters random and non-zero."""
     torch.manual_seed(0)
     with quiet():
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
@@ -50,7 +50,7 @@ def stock(folder: Path):
 
 
 def with_trunk(folder: Path, trunk):
-    """A model whose image tower is `trunk`, 64 wide, before a linear projection."""
+    """Return a model whose image tower is `trunk` of width 64, followed by a linear projection."""
     model = stock(write_folder(folder, TIMM))
     model.visual.trunk = shake(trunk).eval().requires_grad_(False)
     return model
@@ -62,7 +62,7 @@ def save(model, folder: Path) -> None:
 
 
 def planted(folder: Path) -> Path:
-    """A model that finds "bright" in bright patches and "dark" in dark ones; other words are mute."""
+    """Save a model that matches "bright" to bright and "dark" to dark patches; other words have zero embeddings."""
     vision = {**VISION, "image_size": 32, "layers": 1, "head_width": 32}
     model = stock(write_folder(folder, vision, vocabulary=VOCABULARY))
     with torch.no_grad():
@@ -75,7 +75,7 @@ def planted(folder: Path) -> Path:
             tower.proj[channel, 0] = sign
             model.text_projection[channel, 0] = sign
         eye = torch.eye(32)
-        block.attn.in_proj_weight[32:64] = 2 * eye  # keys: patches that look equally attend to each other
+        block.attn.in_proj_weight[32:64] = 2 * eye  # keys: patches of equal grey level attend to each other
         block.attn.in_proj_weight[64:] = eye
         block.attn.out_proj.weight.copy_(eye)
         (sentence,) = model.transformer.resblocks  # the last token gathers all words

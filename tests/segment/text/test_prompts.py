@@ -1,4 +1,4 @@
-"""Classes, phrases, templates and background, and the vectors that are made of them."""
+"""Prompts: classes, phrases, templates, background, and the text vectors computed from them."""
 
 import numpy as np
 import open_clip
@@ -48,12 +48,12 @@ def test_a_single_class_is_compared_with_a_background():
         (["a", "b"], "", "text='' has an empty phrase"),
     ],
 )
-def test_classes_that_cannot_be(texts, background, message):
+def test_invalid_classes_raise(texts, background, message):
     with pytest.raises(OptionError, match=message):
         Prompts.read(texts, None, background)
 
 
-def test_templates_come_from_a_list_or_a_file(tmp_path):
+def test_templates_are_read_from_a_list_or_a_file(tmp_path):
     file = tmp_path / "templates.txt"
     file.write_text("# for steels\n\na scanning electron micrograph of {}\n  a polished section of {}  \n")
     expected = ("a scanning electron micrograph of {}", "a polished section of {}")
@@ -78,46 +78,46 @@ def test_templates_come_from_a_list_or_a_file(tmp_path):
         Prompts.read(["a", "b"], file)
 
 
-def test_options_without_effect_are_refused():
-    free = {"readout": None, "templates": None, "background": None}
-    assert prompts_or_none(None, only=free, never={"classes": ["a"]}) is None
-    assert prompts_or_none(["a", "b"], only=free, never={"classes": None}).names == ("a", "b")
+def test_options_without_effect_raise():
+    text_options = {"readout": None, "templates": None, "background": None}
+    assert prompts_or_none(None, only=text_options, never={"classes": ["a"]}) is None
+    assert prompts_or_none(["a", "b"], only=text_options, never={"classes": None}).names == ("a", "b")
     with pytest.raises(OptionError, match="readout='sclip' has no effect without text"):
-        prompts_or_none(None, only={**free, "readout": "sclip"}, never={})
+        prompts_or_none(None, only={**text_options, "readout": "sclip"}, never={})
     with pytest.raises(OptionError, match=r"classes=\['a'\] has no effect on text"):
-        prompts_or_none(["a", "b"], only=free, never={"classes": ["a"]})
+        prompts_or_none(["a", "b"], only=text_options, never={"classes": ["a"]})
 
 
-def test_a_class_is_the_mean_of_its_sentences(tmp_path):
+def test_class_vectors_are_mean_sentence_embeddings(tmp_path):
     model = stock(write_folder(tmp_path, VISION, vocabulary=VOCABULARY))
-    words = open_clip.get_tokenizer(f"local-dir:{tmp_path}")
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{tmp_path}")
     prompts = Prompts.read(["matrix", "pore/hole"], ["a micrograph of {}", "{}"])
-    actual = encode(model, words, prompts)
+    actual = encode(model, tokenizer, prompts)
     assert actual.kind == "text"
     assert actual.n_classes == 2
     assert actual.scale == pytest.approx(float(model.logit_scale.exp()))
-    said = ["a micrograph of pore", "pore", "a micrograph of hole", "hole"]
-    one_by_one = [model.encode_text(words([text]))[0].double() for text in said]
-    expected = torch.stack([v / v.norm() for v in one_by_one]).mean(0)
+    sentences = ["a micrograph of pore", "pore", "a micrograph of hole", "hole"]
+    embeddings = [model.encode_text(tokenizer([text]))[0].double() for text in sentences]
+    expected = torch.stack([v / v.norm() for v in embeddings]).mean(0)
     np.testing.assert_allclose(actual.vectors[1], (expected / expected.norm()).numpy(), atol=1e-6)
     with pytest.raises(
         OptionError,
         match=r"the prompt 'a micrograph of pore .*' has \d+ tokens, but the text tower supports 24",
     ):
-        encode(model, words, Prompts.read(["a", " ".join(["pore"] * 22)], ["a micrograph of {}"]))  # fmt: skip
+        encode(model, tokenizer, Prompts.read(["a", " ".join(["pore"] * 22)], ["a micrograph of {}"]))  # fmt: skip
 
 
 def test_probabilities_are_a_softmax_of_scaled_similarities():
     vectors = np.eye(3, 5, dtype=np.float32)
     classifier = TextClassifier(vectors, 50.0)
-    similar = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
-    weight = np.exp(50.0 * similar.astype(np.float64))
-    actual = classifier.planes(similar)
+    similarities = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
+    weight = np.exp(50.0 * similarities.astype(np.float64))
+    actual = classifier.planes(similarities)
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, weight / weight.sum(0), atol=1e-5)
     reloaded = TextClassifier.from_tensors(classifier.tensors())
-    np.testing.assert_array_equal(reloaded.planes(similar), actual)
-    assert np.isfinite(TextClassifier(vectors, 1e6).planes(similar)).all()
+    np.testing.assert_array_equal(reloaded.planes(similarities), actual)
+    assert np.isfinite(TextClassifier(vectors, 1e6).planes(similarities)).all()
     with pytest.raises(
         InputError, match=r"at least two text vectors of length 1, got \(3, 5\) of lengths 0 to 0"
     ):
@@ -130,7 +130,7 @@ def test_probabilities_are_a_softmax_of_scaled_similarities():
         TextClassifier.from_tensors({"text.vectors": vectors})
 
 
-def test_settings_are_checked_at_once():
+def test_settings_are_validated_on_construction():
     assert TextConfig().kind == "text"
     assert TextConfig().model == MODEL
     with pytest.raises(OptionError, match="tile needs an integer of 16 or more, got tile=8"):

@@ -1,4 +1,4 @@
-"""What readouts compute: against plain loops in float64, against the tower itself, and their symmetries."""
+"""Readouts: equality with plain loops in float64 and with the tower itself, and their symmetries."""
 
 import math
 
@@ -28,15 +28,15 @@ def images(*size, seed=0):
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
-def names(block):
-    """The parts of a block under the names of open_clip's own."""
+def block_modules(block):
+    """Return norms, MLP and layer scales of a block of open_clip or timm."""
     if hasattr(block, "ln_1"):
         return block.ln_1, block.ln_2, block.mlp, block.ls_1, block.ls_2
     return block.norm1, block.norm2, block.mlp, block.ls1, block.ls2
 
 
 def head_parts(attn, y):
-    """Queries, keys and values (heads, n, d_h) of tokens (n, d)."""
+    """Return queries, keys and values (heads, n, d_h) of tokens (n, d)."""
     if hasattr(attn, "qkv"):
         qkv, heads = attn.qkv(y), attn.num_heads
     else:
@@ -46,18 +46,18 @@ def head_parts(attn, y):
 
 
 def last_block(block, x, readout, grid, bias=None):
-    """Tokens (n, d) float64 after the last block as a readout says, by loops over heads, queries and keys."""
-    norm1, norm2, mlp, scale1, scale2 = names(block)
+    """Compute tokens (n, d) float64 after the last block with a readout, by loops over heads, queries and keys."""
+    norm1, norm2, mlp, scale1, scale2 = block_modules(block)
     q, k, v = head_parts(block.attn, norm1(x))
     sides, (heads, n, width) = {"q": q, "k": k}, v.shape
     prefix = n - grid[0] * grid[1]
-    position = [None] * prefix + [divmod(i, grid[1]) for i in range(grid[0] * grid[1])]
+    positions = [None] * prefix + [divmod(i, grid[1]) for i in range(grid[0] * grid[1])]
     out = torch.zeros_like(v)
     gauss = torch.zeros(n, n, dtype=v.dtype)
     for i in range(prefix, n if readout.sigma is not None else 0):
         for j in range(prefix, n):
-            squared = sum((s - t) ** 2 for s, t in zip(position[i], position[j], strict=True))
-            gauss[i, j] = math.exp(-squared / (2 * readout.sigma**2))
+            squared_distance = sum((s - t) ** 2 for s, t in zip(positions[i], positions[j], strict=True))
+            gauss[i, j] = math.exp(-squared_distance / (2 * readout.sigma**2))
     for h in range(heads):
         for i in range(n):
             if not readout.pairs:
@@ -69,19 +69,19 @@ def last_block(block, x, readout, grid, bias=None):
     attn = block.attn
     if getattr(attn, "head_scale", None) is not None:
         out = out * attn.head_scale
-    joined = out.transpose(0, 1).flatten(1)
-    joined = (
-        attn.proj(joined)
+    concatenated = out.transpose(0, 1).flatten(1)
+    concatenated = (
+        attn.proj(concatenated)
         if hasattr(attn, "proj")
-        else attn.out_proj(attn.ln_inner(joined) if hasattr(attn, "ln_inner") else joined)
+        else attn.out_proj(attn.ln_inner(concatenated) if hasattr(attn, "ln_inner") else concatenated)
     )
-    y = scale1(getattr(block, "ln_attn", lambda t: t)(joined))
+    y = scale1(getattr(block, "ln_attn", lambda t: t)(concatenated))
     y = x + y if readout.residual else y
     return y + scale2(mlp(norm2(y))) if readout.mlp else y
 
 
 def expected(model, image, readout):
-    """Embeddings (rows, columns, e) float64 of one image, from the stock model."""
+    """Compute embeddings (rows, columns, e) float64 of one image with the stock model."""
     visual = model.visual.double()
     if hasattr(visual, "trunk"):
         trunk = visual.trunk
@@ -99,18 +99,18 @@ def expected(model, image, readout):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
-def test_readouts_are_what_plain_loops_give(tmp_path, kind, text):
+def test_readouts_equal_plain_loops(tmp_path, kind, text):
     vision = {**KINDS[kind], "image_size": 64} if kind == "timm" else KINDS[kind]
     folder = write_folder(tmp_path, vision)
     if kind == "timm":  # of 4 x 3 patches, so that loops are short
-        model, other = (with_trunk(tmp_path, small_vit(class_token=True)) for _ in range(2))
+        model, reference = (with_trunk(tmp_path, small_vit(class_token=True)) for _ in range(2))
     else:
-        model, other = stock(folder), stock(folder)
+        model, reference = stock(folder), stock(folder)
     readout = parse_readout(text)
     image = images(48, 64) if kind == "timm" else images(24, 40)
     actual = tower_of(model, readout)(image)
     assert actual.shape[0] == 2
-    target = expected(other, image[1], readout)
+    target = expected(reference, image[1], readout)
     np.testing.assert_allclose(
         actual[1].numpy(), target.numpy(), rtol=0, atol=3e-5 * float(target.abs().max())
     )
@@ -124,20 +124,20 @@ def small_vit(**options):
 
 
 @cases("kind", KINDS)
-def test_vanilla_is_the_tower_itself(tmp_path, kind):
+def test_vanilla_readout_equals_the_tower(tmp_path, kind):
     folder = write_folder(tmp_path, KINDS[kind])
-    model, other = stock(folder), stock(folder).visual
+    model, reference = stock(folder), stock(folder).visual
     image = images(*((160, 160) if kind == "timm" else (24, 40)))
     actual = tower_of(model, "vanilla")(image)
-    target = other.forward_intermediates(image, 1, normalize_intermediates=True, intermediates_only=True)
+    target = reference.forward_intermediates(image, 1, normalize_intermediates=True, intermediates_only=True)
     target = target["image_intermediates"][-1].permute(0, 2, 3, 1)
-    target = other.head(target) if kind == "timm" else target @ other.proj
+    target = reference.head(target) if kind == "timm" else target @ reference.proj
     torch.testing.assert_close(actual, target, rtol=0, atol=1e-5)
 
 
 @cases("pool", ["token", "avg"])
 @cases("projected", [True, False])
-def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
+def test_eva_keeps_its_rotary_encoding_at_any_grid(tmp_path, pool, projected):
     def build(size):
         torch.manual_seed(1)
         options = {
@@ -168,40 +168,40 @@ def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
 
 
 @cases("readout", READOUTS)
-def test_an_absolute_table_is_interpolated_for_another_grid(tmp_path, readout):
+def test_absolute_position_embeddings_are_interpolated(tmp_path, readout):
     tower = tower_of(stock(write_folder(tmp_path / "a", VISION)), readout)
-    other = stock(write_folder(tmp_path / "b", {**VISION, "image_size": [56, 32]}))
+    reference = stock(write_folder(tmp_path / "b", {**VISION, "image_size": [56, 32]}))
     state = stock(tmp_path / "a").state_dict()
     table = state["visual.positional_embedding"][None]
     table = resample_abs_pos_embed(table, new_size=[7, 4], old_size=[3, 5], num_prefix_tokens=1)
-    other.load_state_dict({**state, "visual.positional_embedding": table[0]})
+    reference.load_state_dict({**state, "visual.positional_embedding": table[0]})
     torch.testing.assert_close(
-        tower(images(56, 32)), tower_of(other, readout)(images(56, 32)), rtol=0, atol=1e-5
+        tower(images(56, 32)), tower_of(reference, readout)(images(56, 32)), rtol=0, atol=1e-5
     )
 
 
 @cases("text", [*READOUTS, "naclip(sigma=2)"])
-def test_the_encoding_of_a_tower_stays_in_force(tmp_path, text):
+def test_readouts_keep_the_position_bias_of_the_tower(tmp_path, text):
     vision = {**VISION, "image_size": [24, 40]}
-    model, other = stock(write_folder(tmp_path, vision)), stock(tmp_path).visual.double()
+    model, reference = stock(write_folder(tmp_path, vision)), stock(tmp_path).visual.double()
     readout = parse_readout(text)
     actual = tower_of(model, readout, "alibi2d.local(slopes=geometric)")(images(24, 40))[0]
-    other.positional_embedding.zero_()
+    reference.positional_embedding.zero_()
     positions = [divmod(i, 5) for i in range(15)]
     bias = torch.zeros(4, 16, 16, dtype=torch.float64)
     for h in range(4):
         for i, p in enumerate(positions):
             for j, q in enumerate(positions):
                 bias[h, i + 1, j + 1] = -(2.0 ** (-2 * (h + 1))) * math.dist(p, q)
-    x = other._embeds(images(24, 40)[:1].double())
-    for block in other.transformer.resblocks[:-1]:
+    x = reference._embeds(images(24, 40)[:1].double())
+    for block in reference.transformer.resblocks[:-1]:
         x = block(x, attn_mask=bias)
-    target = last_block(other.transformer.resblocks[-1], x[0], readout, (3, 5), bias)[1:]
-    target = (other.ln_post(target) @ other.proj).unflatten(0, (3, 5))
+    target = last_block(reference.transformer.resblocks[-1], x[0], readout, (3, 5), bias)[1:]
+    target = (reference.ln_post(target) @ reference.proj).unflatten(0, (3, 5))
     np.testing.assert_allclose(actual.numpy(), target.numpy(), rtol=0, atol=3e-5 * float(target.abs().max()))
 
 
-def test_a_wide_gaussian_is_none_where_there_is_no_class_token(tmp_path):
+def test_wide_gaussians_have_no_effect_without_a_class_token(tmp_path):
     kk = Readout("kk", ("kk",), False, False)
     models = [
         with_trunk(tmp_path, small_vit(class_token=False, global_pool="avg", fc_norm=True)) for _ in range(3)
@@ -216,20 +216,20 @@ def test_a_wide_gaussian_is_none_where_there_is_no_class_token(tmp_path):
 
 @cases("readout", READOUTS)
 @cases("spec", ["none", "alibi2d"])
-def test_a_rotated_image_has_rotated_embeddings(tmp_path, readout, spec):
+def test_embeddings_are_d4_equivariant(tmp_path, readout, spec):
     model = stock(write_folder(tmp_path, {**VISION, "image_size": 40}))
     kernel = model.visual.conv1.weight
     kernel = sum(torch.rot90(t, k, (2, 3)) for t in (kernel, kernel.flip(3)) for k in range(4)) / 8
     model.visual.conv1.weight.copy_(kernel)
     tower, image = tower_of(model, readout, spec), images(40, 40)
-    still = tower(image)
+    unrotated = tower(image)
     for k in range(4):
         for mirror in (False, True):
-            moved = torch.rot90(image, k, (2, 3))
-            target = torch.rot90(still, k, (1, 2))
+            rotated = torch.rot90(image, k, (2, 3))
+            target = torch.rot90(unrotated, k, (1, 2))
             if mirror:
-                moved, target = moved.flip(3), target.flip(2)
-            torch.testing.assert_close(tower(moved), target, rtol=0, atol=2e-5)
+                rotated, target = rotated.flip(3), target.flip(2)
+            torch.testing.assert_close(tower(rotated), target, rtol=0, atol=2e-5)
 
 
 @cases(
@@ -239,7 +239,7 @@ def test_a_rotated_image_has_rotated_embeddings(tmp_path, readout, spec):
         *[("timm", spec) for spec in ("learn+alibi2d", "gta")],
     ],
 )
-def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
+def test_readouts_support_other_position_encodings(tmp_path, kind, spec):
     def build():
         if kind == "timm":
             return with_trunk(tmp_path, small_vit())
@@ -265,7 +265,7 @@ def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
     torch.testing.assert_close(tower(images(48, 80)), target, rtol=0, atol=1e-5)
 
 
-def test_values_that_an_encoding_adds_to_need_weights(tmp_path):
+def test_maskclip_raises_for_encodings_that_add_to_values(tmp_path):
     tower = tower_of(stock(write_folder(tmp_path, VISION)), "maskclip", "irpe(on=v)")
     with pytest.raises(
         UnsupportedCombination, match="maskclip uses unweighted values, but irpe adds to them"
@@ -273,7 +273,7 @@ def test_values_that_an_encoding_adds_to_need_weights(tmp_path):
         tower(images(24, 40))
 
 
-def test_text_of_readouts():
+def test_readout_specs_are_parsed():
     assert parse_readout("naclip") == Readout("naclip", ("kk",), False, False, 5.0)
     assert parse_readout("naclip( sigma = 3, residual: true )") == Readout(
         "naclip", ("kk",), True, False, 3.0
@@ -304,7 +304,7 @@ def test_text_of_readouts():
         ({**TIMM, "timm_model_name": "test_vit3", "timm_pool": "map", "timm_proj": "none"}, "pools its patches by"),
     ],
 )  # fmt: skip
-def test_towers_that_cannot_be_read_out(tmp_path, vision, message):
+def test_unsupported_towers_raise(tmp_path, vision, message):
     model = stock(write_folder(tmp_path, vision, embed=64))
     with pytest.raises(UnsupportedHost, match=message):
         tower_of(model, "naclip")

@@ -1,4 +1,4 @@
-"""Where weights are looked for, and what is said when they are not there."""
+"""Search for CLIP weights, and errors if they are missing."""
 
 import json
 
@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "hub"
 
 
-def put(cache, repo, name, content=b""):
+def put_in_cache(cache, repo, name, content=b""):
     folder = cache / f"models--{repo.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True, exist_ok=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -38,7 +38,7 @@ def put(cache, repo, name, content=b""):
     return path
 
 
-def test_the_default_names_what_is_missing_and_what_is_there(cache):
+def test_missing_default_weights_raise_and_list_alternatives(cache):
     assert on_disk() == []
     with pytest.raises(
         InputError,
@@ -46,7 +46,7 @@ def test_the_default_names_what_is_missing_and_what_is_there(cache):
         r"weights are on this disk\. Pass a checkpoint file with `weights`, or use `weights=random`",
     ):
         find_weights(MODEL, None)
-    put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
+    put_in_cache(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
     with pytest.raises(InputError, match=r"on this disk are: ViT-B-32:laion2b_s34b_b79k"):
         find_weights(MODEL, None)
 
@@ -58,11 +58,11 @@ def test_offline_mode_is_respected(monkeypatch):
 
 
 def test_cached_weights_are_loaded_without_network(cache, tmp_path):
-    path = put(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_pytorch_model.bin")
+    path = put_in_cache(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_pytorch_model.bin")
     actual = find_weights(MODEL, None)
     assert (actual.name, actual.weights, actual.path) == (MODEL, TAG, path)
     assert actual.config["mean"] == open_clip.OPENAI_DATASET_MEAN
-    better = put(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_model.safetensors")
+    better = put_in_cache(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_model.safetensors")
     assert find_weights(MODEL, TAG).path == better
     old = tmp_path / "home" / ".cache" / "clip" / "ViT-L-14.pt"
     old.parent.mkdir(parents=True)
@@ -71,10 +71,10 @@ def test_cached_weights_are_loaded_without_network(cache, tmp_path):
     assert on_disk()[:2] == [f"{MODEL}:{TAG}", "ViT-L-14:openai"]
 
 
-def test_the_one_tag_on_disk_is_taken(cache):
-    put(cache, "timm/vit_base_patch32_clip_224.openai", "open_clip_model.safetensors")
+def test_the_only_tag_on_disk_is_used(cache):
+    put_in_cache(cache, "timm/vit_base_patch32_clip_224.openai", "open_clip_model.safetensors")
     assert find_weights("ViT-B-32", None).weights == "openai"
-    put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
+    put_in_cache(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
     with pytest.raises(
         OptionError, match=r"ViT-B-32 are ambiguous.* it has openai, laion2b_s34b_b79k, and several are on"
     ):
@@ -85,7 +85,7 @@ def test_the_one_tag_on_disk_is_taken(cache):
         find_weights("ViT-L-14", None)
 
 
-def test_names_that_do_not_exist():
+def test_unknown_names_raise():
     with pytest.raises(UnknownName, match=r"open_clip has no model 'ViT-B-61'. Did you mean 'ViT-B-16"):
         find_weights("ViT-B-61", None)
     with pytest.raises(
@@ -100,7 +100,7 @@ def test_names_that_do_not_exist():
         find_weights("ViT-B-32", "opena")
 
 
-def test_folders(tmp_path):
+def test_model_folders_are_searched_for_checkpoints(tmp_path):
     with pytest.raises(
         InputError, match=r"nowhere must be a model folder of open_clip, but open_clip_config.json cannot"
     ):
@@ -126,12 +126,12 @@ def test_folders(tmp_path):
         find_weights(f"local-dir:{folder}", None)
 
 
-def test_a_model_of_the_hub_is_its_folder_in_the_cache(cache, tmp_path):
+def test_hub_models_are_read_from_the_cache(cache, tmp_path):
     with pytest.raises(InputError, match="the model hf-hub:someone/tiny is not on this disk and"):
         find_weights("hf-hub:someone/tiny", None)
     folder = write_folder(tmp_path / "tiny", VISION)
     save(stock(folder), folder)
-    files = [put(cache, "someone/tiny", p.name, p.read_bytes()) for p in folder.iterdir()]
+    files = [put_in_cache(cache, "someone/tiny", p.name, p.read_bytes()) for p in folder.iterdir()]
     actual = find_weights("hf-hub:someone/tiny", None)
     assert actual.path in files
     assert actual.weights is None
@@ -140,10 +140,10 @@ def test_a_model_of_the_hub_is_its_folder_in_the_cache(cache, tmp_path):
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 
 
-def test_what_a_tag_says_about_its_weights_is_heeded(tmp_path):
+def test_config_of_a_tag_is_applied(tmp_path):
     folder = write_folder(tmp_path, VISION)
-    said = {"quick_gelu": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
-    model = build(Checkpoint(f"local-dir:{folder}", "random", None, said), None, NACLIP, 0)
+    config = {"quick_gelu": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
+    model = build(Checkpoint(f"local-dir:{folder}", "random", None, config), None, NACLIP, 0)
     assert type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
     assert tuple(model.visual.preprocess_cfg["mean"]) == (0.1, 0.2, 0.3)
     plain = build(Checkpoint(f"local-dir:{folder}", "random", None, {}), None, NACLIP, 0)
@@ -171,7 +171,7 @@ def test_checkpoints_of_stock_and_of_converted_towers_load(tmp_path, spec):
     assert ("learned" in spec) == any("pos_enc" in key for key in state)
 
 
-def test_checkpoints_that_do_not_fit(tmp_path):
+def test_mismatched_checkpoints_raise(tmp_path):
     folder = write_folder(tmp_path, VISION)
     save_file({"a": torch.zeros(1)}, str(tmp_path / "other.safetensors"))
     (tmp_path / "broken.pt").write_bytes(b"not a checkpoint")
@@ -184,13 +184,13 @@ def test_checkpoints_that_do_not_fit(tmp_path):
             build(find_weights(f"local-dir:{folder}", str(tmp_path / name)), None, NACLIP, 0)
 
 
-def test_a_configuration_that_cannot_be_built(tmp_path):
+def test_invalid_configurations_raise(tmp_path):
     folder = write_folder(tmp_path, {**VISION, "width": 33})
     with pytest.raises(InputError, match=r"open_clip cannot build local-dir:\S+ \("):
         build(find_weights(f"local-dir:{folder}", "random"), None, NACLIP, 0)
 
 
-def test_tokenizers(tmp_path):
+def test_tokenizers_load_from_folders_and_missing_ones_raise(tmp_path):
     folder = write_folder(tmp_path, VISION, vocabulary=VOCABULARY)
     assert tokenizer(f"local-dir:{folder}").context_length == 24
     with pytest.raises(
@@ -199,12 +199,12 @@ def test_tokenizers(tmp_path):
         tokenizer("ViT-B-16-SigLIP")
 
 
-def test_nothing_is_said_on_the_root_logger(tmp_path, caplog):
+def test_root_logger_is_unchanged(tmp_path, caplog):
     import logging
 
     folder = write_folder(tmp_path, VISION)
     root = logging.getLogger()
-    before = list(root.handlers)
+    handlers_before = list(root.handlers)
     build(find_weights(f"local-dir:{folder}", "random"), None, NACLIP, 0)
-    assert root.handlers == before
+    assert root.handlers == handlers_before
     assert json.loads((folder / "open_clip_config.json").read_text())["model_cfg"]["embed_dim"] == 16
