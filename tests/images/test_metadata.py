@@ -142,14 +142,10 @@ def test_imagej_units_are_read_per_axis(tmp_path, units, expected):
 
 
 def _imagej(path):
-    # fmt: skip
     tifffile.imwrite(
-        path,
-        np.zeros((3, 2, H, W), np.uint8),
-        imagej=True,
-        resolution=(4, 2),
+        path, np.zeros((3, 2, H, W), np.uint8), imagej=True, resolution=(4, 2),
         metadata={"axes": "TZYX", "unit": "um", "spacing": 1.5, "finterval": 2.5},
-    )
+    )  # fmt: skip
 
 
 def _imagej_minutes(path):
