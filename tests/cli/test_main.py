@@ -470,7 +470,7 @@ report(imported(*models, 'huggingface_hub'))
 
 
 def test_commands_import_lazily_and_ignore_closed_output_pipes(tmp_path):
-    """Both in one interpreter, which takes seconds to start; `tests/cli/test_pipes.py` tests closed pipes separately."""
+    """Both in one interpreter, which takes seconds to start; `tests/cli/test_pipes.py` tests closed pipes alone."""
     page = np.random.default_rng(0).integers(0, 90, (66, 130), np.uint8)
     page[:, 24:] += 120
     scribbles = np.zeros_like(page)
