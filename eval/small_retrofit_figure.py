@@ -1,4 +1,4 @@
-"""The figure of `small_retrofit.py`: each dot is a seed; on the grey side of a dashed line the limit is not met."""
+"""Figure of `small_retrofit.py`: each dot is a seed; on the grey side of a dashed line the target is missed."""
 
 from __future__ import annotations
 

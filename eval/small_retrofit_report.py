@@ -1,4 +1,4 @@
-"""The JSON file of `small_retrofit.py`: rows that are added one by one, and what they come to over the seeds."""
+"""JSON file of `small_retrofit.py`: rows that are added one by one, and their summary over seeds."""
 
 from __future__ import annotations
 

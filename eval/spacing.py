@@ -1,9 +1,9 @@
-"""Shows what the spacing of a volume is worth: alibi3d with and without it, on volumes with anisotropic voxels.
+"""Ablation of `Grid.spacing`: alibi3d with and without it, on volumes with anisotropic voxels.
 
 A volume is a grid of voxels, a few of which are coloured markers; the target of every voxel is the colour of the
 nearest marker, in millimetres. Voxels are 5 x 1 x 1 mm, as in a CT with thick slices, or slices of different volumes
-have distances of 1 to 5 mm. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It
-is scored on new volumes, and on slices of other thickness. Finished runs are stored: a second call continues.
+have distances of 1 to 5 mm. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It is
+scored on new volumes, and on slices of other thickness. Finished runs are stored, so that an interrupted run resumes.
 
     python eval/spacing.py
 """

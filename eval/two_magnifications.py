@@ -1,4 +1,4 @@
-"""Measures the effect of a common coordinate system on two crops of one field at different magnifications.
+"""Ablation of a common coordinate system for two crops of one field at different magnifications.
 
 A coarse crop shows 4 x 4 coloured patches. A fine crop, four times as large on screen, lies at a random offset inside
 its field and shows nothing. Every fine patch is to be labelled with the colour of the coarse patch that covers it, so

@@ -1,11 +1,11 @@
-"""CPU time of `vispe segment` with two threads and with one on a busy machine.
+"""Benchmark of the CPU time of `vispe segment` with two threads and with one on a busy machine.
 
     python eval/bench/segment_threads.py [--rounds 1] [--busy 2] [--out eval/results/segment_threads.json]
 
-Threads that wait for one that has no core must not spin: on a shared machine the cores that they take are those of
-others, and cluster nodes bill them. So the same run, 1 Mpixel of scikit-image's `cell` micrograph with the strokes of
+Threads that wait for a thread without a core must not spin: on a shared machine they take the cores of other users, and
+cluster nodes bill them. Therefore the same run, 1 Mpixel of scikit-image's `cell` micrograph with the strokes of
 `interactive.py`, is repeated with one thread and with two (`OMP_NUM_THREADS`), alongside `--busy` processes that each
-want a whole core. `cpu_s` is user and system time of the whole command, start of Python included, the median over
+use a complete core. `cpu_s` is user and system time of the whole command, start of Python included, the median over
 rounds; `ratio` is that of two threads over that of one. `--busy 0` on a quiet machine shows whether two threads are
 still faster: see `wall_s`.
 """
@@ -84,7 +84,7 @@ def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]
 
 
 def measured(folder: Path, words: list[str], threads: int, busy: int) -> tuple[float, float]:
-    """Return seconds of one run: of all cores, and on the clock."""
+    """Return the CPU time of all cores and the wall time of one run in seconds."""
     command = [sys.executable, "-m", "vispe.cli.main", "segment", str(folder / "a.png"), *words, "--force"]
     command += ["--labels", str(folder / "a_labels.png"), "-o", str(folder / "out")]
     own = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -1,4 +1,4 @@
-"""The Markdown table of students: published numbers, teacher, blanked teacher and each student, met or missed."""
+"""Markdown table of students: published numbers, teacher, blanked teacher and each student, met or missed."""
 
 from __future__ import annotations
 

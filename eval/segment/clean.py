@@ -1,10 +1,9 @@
-"""Measures `vispe segment --clean` on micrographs with ground truth: mean IoU and boundary F1 before and after.
+"""Evaluation of `vispe segment --clean` on micrographs with ground truth: mean IoU and boundary F1 before and after.
 
-Each image by itself, trained on its own scribbles with the default features and logistic
-regression, and scored on all pixels.
-The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among radii
-of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are stored; `--fresh`
-starts again.
+Each image by itself, trained on its own scribbles with the default features and logistic regression, and scored on all
+pixels. The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among
+radii of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were evaluated once. Finished rows are stored;
+`--fresh` discards them.
 
     python eval/segment/clean.py ../shared/data/microscopy
 """

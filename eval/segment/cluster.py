@@ -1,10 +1,9 @@
-"""Measures `vispe segment --cluster` on micrographs with ground truth, by features and by method.
+"""Evaluation of `vispe segment --cluster` on micrographs with ground truth, by features and by method.
 
 Clusters are found on each image by itself, and once on all images of a set together (the first three by name), K being
 the number of classes in the truth; they are matched one to one to the classes, and scored on all pixels. Every run goes
-through `vispe.segment.pipeline`. The result decides one thing, the features that `--cluster` takes by default; nothing
-else was chosen by these micrographs. Finished rows are stored: a second call goes on where the first one stopped;
-`--fresh` starts again.
+through `vispe.segment.pipeline`. The result determines only the default features of `--cluster`; no other setting was
+tuned on these micrographs. Finished rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/cluster.py ../shared/data/microscopy
 """

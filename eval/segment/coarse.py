@@ -1,10 +1,10 @@
-"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model alongside its own.
+"""Upper bound of the benefit of a coarse teacher for vispe_micro: features of a large model in addition to its own.
 
-A network of the same size that was taught by another model can at best add that model's features to its own. So
-one linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the
-large model, one token for 14 pixels; and, as a control for what a coarser look alone gives, the same and
-vispe_micro's features averaged over 16 pixels. Images are synthetic tasks, by which is decided whether a network is
-worth training, and micrographs. Classes are not weighed. Finished rows are stored; `--fresh` starts again.
+A network of the same size that was taught by another model can at best add that model's features to its own. So one
+linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the large
+model, one token for 14 pixels; and, as a control for the effect of coarse features alone, the same and vispe_micro's
+features averaged over 16 pixels. Images are synthetic tasks, which decide whether a network is trained, and
+micrographs. Classes are not weighted. Finished rows are stored; `--fresh` discards them.
 
     python eval/segment/coarse.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
 """
@@ -105,7 +105,7 @@ def score(image: Picture, features: np.ndarray) -> float:
 
 
 def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows, one a line, and what they come to."""
+    """Write the rows, one per line, and their summary."""
     state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows)}
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     with atomic_path(RESULT, force=True) as temporary:

@@ -1,4 +1,4 @@
-"""Measures the default classifier of `vispe segment`, and the intervals of area fractions, on every public micrograph.
+"""Evaluation of the default classifier of `vispe segment`, and of intervals of area fractions, on all micrographs.
 
 Three classifiers are trained on the same scribbles: logistic regression with all colour filters at full strength (the
 default of earlier versions), with scaled colour filters, and the ensemble. Scribbles are those of the image (spread

@@ -1,4 +1,4 @@
-"""Compares predictors of the error of area fractions: terms of the page, and a bootstrap over scribbles.
+"""Comparison of predictors of the error of area fractions: terms of the page, and a bootstrap over scribbles.
 
 For each public micrograph and each labelled class, the half width of an interval is a weighted sum of terms, with
 weights fitted by quantile regression. Coverage and width are given for weights fitted to all sets, and for weights that

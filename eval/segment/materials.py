@@ -1,7 +1,7 @@
-"""Measures how near the numbers of `--materials` come to closed forms, by the size of features; draws their figure.
+"""Accuracy of the statistics of `--materials` against closed forms, by feature size, with a figure.
 
 Random discs (Boolean model) and Poisson-Voronoi grains have known mean intercepts; each size is measured on 24 pages of
-256 x 256 px: the ratio to the truth, and how often the 95 % interval holds it.
+256 x 256 px: the ratio to the true value, and the coverage of the 95 % interval.
 
     python eval/segment/materials.py [accuracy] [picture]
 """

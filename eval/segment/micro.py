@@ -1,10 +1,10 @@
-"""Measures what vispe_micro adds to filters in `vispe segment`, on every micrograph, with the same classifier.
+"""Evaluation of vispe_micro in addition to filters in `vispe segment`, on all micrographs, with the same classifier.
 
 One classifier per image from its own scribbles (spread over the image, and in one corner), scored on the whole image,
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
-and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `prior.py`.
-Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
-model. Finished rows are stored: a second call goes on where the first one stopped; `--fresh` starts again.
+and with both. Classes are not weighted by their frequency (`--prior uniform`); `prior.py` measures that effect. Every
+run goes through `vispe.segment.pipeline`. The micrographs were not used for training or selection of the model.
+Finished rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/micro.py ../shared/data/microscopy
 """

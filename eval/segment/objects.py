@@ -1,10 +1,10 @@
-"""Measures objects of `vispe segment --objects` against instance masks, alongside Otsu's threshold and a watershed.
+"""Evaluation of `vispe segment --objects` against instance masks, with Otsu's threshold and a watershed as baseline.
 
 One classifier per image from its own scribbles (spread over the image), with logistic regression and otherwise the
-defaults. Alongside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
-objects are is taken from the truth), then a watershed on the distance transform with peak distances of at least 10 px.
-Objects below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
-above 0.5. Rows are stored: a second call goes on; `--fresh` starts again.
+defaults. The baseline without learning is Otsu's threshold on the smoothed image (whether objects are bright or dark is
+taken from the ground truth), then a watershed on the distance transform with peak distances of at least 10 px. Objects
+below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union above 0.5.
+Rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/objects.py ../shared/data/microscopy
 """

@@ -1,15 +1,14 @@
-"""Measures what denser tokens of a ViT change in `vispe segment`: mean IoU of tokens alone, and time.
+"""Evaluation of dense ViT tokens in `vispe segment`: mean IoU with tokens alone, and time.
 
 One linear classifier per image from its own scribbles on 48 components of the tokens, for every combination of the
-stride of the patches, the looks along each axis, the blocks that are joined, and how far the image is enlarged before
-the model sees it (probabilities are averaged back to its own pixels). Classes are not weighed by their frequency. The
-images are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
-training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
-cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are stored: a
-second call goes on where the first one stopped; `--fresh` starts again. Images whose maps need more than `--memory`
-GiB are listed as omitted, and looks whose distance is not a whole number of pixels (two of a stride of 7) are
-skipped. `--times` measures all settings of the file in one run, in seconds of processor time, alongside filters with
-vispe_micro.
+stride of the patches, the shifts along each axis, the blocks that are concatenated, and the enlargement of the input
+image (probabilities are averaged back to its pixels). Classes are not weighted by their frequency. The images are the
+micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no training used. The
+reported setting is selected on synthetic tasks alone, among those without enlargement: the cheapest one that is not
+significantly worse than the best (the paired interval of 95 % contains 0). Finished rows are stored, so that an
+interrupted run resumes; `--fresh` discards them. Images whose maps need more than `--memory` GiB are listed as omitted,
+and shifts by a fraction of a pixel (two of a stride of 7) are skipped. `--times` measures all settings of the file in
+one run, in CPU seconds, in addition to filters with vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
