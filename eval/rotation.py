@@ -88,9 +88,9 @@ def main() -> None:
             settings={"card": card(name, args.runs), "environment": environment()},
             progress=lambda what, share, name=name: print(f"{name}: {share:.0%} {what}", flush=True),
         )
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
-        part.replace(file)
+        partial_file = file.with_suffix(".part")
+        partial_file.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
+        partial_file.replace(file)
         print(report.to_markdown(), flush=True)
     results = {
         name: json.loads(f.read_text()) for name in MODELS if (f := OUT / f"{slug(name)}.json").exists()

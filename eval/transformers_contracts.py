@@ -285,11 +285,13 @@ def main() -> None:
         laid_out(folder, args.source, versions["transformers"])
         for family in args.families:
             default = SCHEMES if family in LANGUAGE else ENCODINGS
-            left = [s for s in (default if args.specs is None else args.specs) if (family, s) not in rows]
-            stock = run(folder, family, "stock") if left else {}
-            if left:
+            remaining = [
+                s for s in (default if args.specs is None else args.specs) if (family, s) not in rows
+            ]
+            stock = run(folder, family, "stock") if remaining else {}
+            if remaining:
                 rows[family, "stock"] = {"family": family, "scheme": "stock", "counts": counts(stock)}
-            for scheme in left:
+            for scheme in remaining:
                 rows[family, scheme] = row(family, scheme, run(folder, family, scheme), stock)
                 write(args.out, versions, rows)
                 print(family, scheme, rows[family, scheme]["counts"], flush=True)

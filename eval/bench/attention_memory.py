@@ -82,14 +82,14 @@ def measure(spec: str, side: int) -> dict[str, Any]:
     q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
     # the first call of a kernel allocates memory that does not depend on its inputs
     F.scaled_dot_product_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64])
-    before, start = peak(), time.process_time()
+    baseline, start = peak(), time.process_time()
     if encoding is None:
         out = F.scaled_dot_product_attention(q, k, v)
     else:
         out = attention(q, k, v, bias=encoding.bias(grid.positions(), 0))
     out.backward(cotangent)
     seconds = time.process_time() - start
-    memory = (peak() - before) / MIB
+    memory = (peak() - baseline) / MIB
     return {
         "encoding": spec,
         "tokens": grid.tokens,

@@ -62,11 +62,11 @@ def main() -> int:
     path, end = args.out / "first.json", time.monotonic() + 60 * args.minutes
     records: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for stage in STAGES:
-        left = end - time.monotonic()
-        if "result" in records.get(stage, {}) or left < 5:
+        remaining = end - time.monotonic()
+        if "result" in records.get(stage, {}) or remaining < 5:
             continue
         start = time.monotonic()
-        records[stage] = run(stage, args, min(left, SECONDS[stage]))
+        records[stage] = run(stage, args, min(remaining, SECONDS[stage]))
         records[stage]["seconds"] = round(time.monotonic() - start, 1)
         path.write_text(json.dumps(records, indent=1) + "\n")
         print(stage, json.dumps(records[stage])[:600], flush=True)

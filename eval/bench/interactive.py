@@ -90,7 +90,7 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
         turn[0] += 1
         return drawings[turn[0] % 2]
 
-    whole = timed(lambda: preview(live, changed()), args.rounds)
+    preview_times = timed(lambda: preview(live, changed()), args.rounds)
     ensemble = timed(lambda: live.update(changed()), args.full_rounds)
     anew = timed(lambda: from_pixels(live, changed(), count), args.full_rounds)
     parts = {
@@ -102,12 +102,12 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
     expected = from_pixels(live, drawings[0], count)
     out = {
         "labelled_pixels": int((drawings[0] > 0).sum()),
-        "preview_ms": milliseconds(whole),
+        "preview_ms": milliseconds(preview_times),
         "ensemble_ms": milliseconds(ensemble),
         "parts_ms": {name: milliseconds(seconds) for name, seconds in parts.items()},
         "anew_ms": milliseconds(anew),
-        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(whole)["median"], 1),
-        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(whole)["cpu"], 1),
+        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(preview_times)["median"], 1),
+        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(preview_times)["cpu"], 1),
         "largest_difference_of_probabilities": float(np.abs(actual.prob - expected.prob).max()),
         "labels_that_differ": int((actual.labels != expected.labels).sum()),
         "rounds": args.rounds,
@@ -177,9 +177,9 @@ def strokes(grey: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         end = np.clip(start + rng.integers(-60, 61, 2), WIDTH, side - WIDTH - 1)
         rows, columns = line(*map(int, (*start, *end)))
         number = truth[tuple(start)]
-        same = truth[rows, columns] == number
+        matches = truth[rows, columns] == number
         for shift in range(-(WIDTH // 2), WIDTH // 2 + 1):
-            labels[rows[same] + shift, columns[same]] = number
+            labels[rows[matches] + shift, columns[matches]] = number
     return before, labels
 
 

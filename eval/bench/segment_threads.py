@@ -67,9 +67,9 @@ def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]
     load = []
     for _ in range(args.rounds):
         for threads in cpu:
-            seconds, whole = measured(folder, MODES[mode], threads, args.busy)
+            seconds, wall_time = measured(folder, MODES[mode], threads, args.busy)
             cpu[threads].append(seconds)
-            wall[threads].append(whole)
+            wall[threads].append(wall_time)
             load.append(os.getloadavg()[0])
     middle = {threads: statistics.median(values) for threads, values in cpu.items()}
     return {
@@ -87,20 +87,20 @@ def measured(folder: Path, words: list[str], threads: int, busy: int) -> tuple[f
     """Return the CPU time of all cores and the wall time of one run in seconds."""
     command = [sys.executable, "-m", "vispe.cli.main", "segment", str(folder / "a.png"), *words, "--force"]
     command += ["--labels", str(folder / "a_labels.png"), "-o", str(folder / "out")]
-    own = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(busy)]
     try:
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
-        whole = time.perf_counter() - start
+        wall_time = time.perf_counter() - start
     finally:
         for one in others:
             one.kill()
             one.wait()
     if status:
         raise SystemExit(f"vispe segment failed with status {status}.")
-    return usage.ru_utime + usage.ru_stime, whole
+    return usage.ru_utime + usage.ru_stime, wall_time
 
 
 if __name__ == "__main__":

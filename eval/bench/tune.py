@@ -141,8 +141,8 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
                 result[size] = [] if wrong else [milliseconds(run, device) for run in works]
             except Exception as error:  # such tiles do not fit on this GPU
                 wrong = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:150]
-        shown = wrong or ", ".join(f"{ms:.4g} ms" for ms in result[size])
-        say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {shown}")
+        summary = wrong or ", ".join(f"{ms:.4g} ms" for ms in result[size])
+        say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {summary}")
     result = {size: times for size, times in result.items() if times}
     if not result:
         return now
