@@ -44,7 +44,7 @@ def option_classes():
         and path.name != "options.py"
     ]
     for module in modules:
-        importlib.import_module(".".join(module.union_members))
+        importlib.import_module(".".join(module.parts))
     classes, pending = list(CONFIGS), list(Options.__subclasses__())
     while pending:
         cls = pending.pop()
