@@ -1,4 +1,4 @@
-"""Draw docs/figures/architecture.png: the packages by layer and their imports, from the syntax trees.
+"""Draw docs/figures/architecture.png: packages by layer and their imports, parsed from the source.
 
 python eval/architecture.py
 """

@@ -3,8 +3,8 @@
     python eval/audit.py small [--encodings learned alibi2d ...]   # trained here, about a minute each
     python eval/audit.py alarms [--seeds 20]                       # random weights without an encoding
     vispe audit vit_small_patch14_dinov2 IMAGES --weights FILE --img-size 518 --against RETROFIT -o OUT
-    python eval/audit.py keep --report OUT/report.json             # the numbers of that, without details
-    python eval/audit.py draw                                      # the figure of the audit page, from these numbers
+    python eval/audit.py keep --report OUT/report.json             # store its numbers without details
+    python eval/audit.py draw                                      # figure of the audit page from these numbers
 
 Each writes a file to eval/results/audit. The first two resume after an interruption.
 """
@@ -143,7 +143,7 @@ def draw() -> None:
 
 
 def main() -> None:
-    """Run one of the four."""
+    """Run the requested command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

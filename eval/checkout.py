@@ -1,4 +1,4 @@
-"""Import this before vispe: programs then run from a checkout that is not installed, and so do processes they start."""
+"""Path setup: import this before vispe, so that programs and their child processes run from a checkout."""
 
 from __future__ import annotations
 

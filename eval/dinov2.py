@@ -1,16 +1,17 @@
-"""A DINOv2 before and after a retrofit: is the position of a patch gone, and what do the features still say?
+"""Evaluation of a DINOv2 before and after a retrofit: decodable position, similarity to the teacher, segmentation.
 
     python eval/dinov2.py --students FOLDER [FOLDER ...] --microscopy ../shared/data/microscopy
 
 Each folder was written by `vispe retrofit` (`configs/dinov2_vits14_cpu.yaml`). Teacher, teacher with its blanked
-channels at 0, and student see the same images at 224 and 518 px: held-out R² of position on noise, generated textures
-and homogeneous micrographs; cosine and effective rank on textures, micrographs and synthetic images of another seed;
-what rotating images changes; and segmentation from few scribbles, alongside filters. Micrographs are windows of frames
-whose set has scribbles in a corner, which is where a set is homogeneous; for scribbles all sets count. With `--pool`,
-likeness is shown on images that students learnt from too. `--quick` looks at few images and says so in the results.
+channels at 0, and student are evaluated on the same images at 224 and 518 px: held-out R² of position on noise,
+generated textures and homogeneous micrographs; cosine and effective rank on textures, micrographs and synthetic images
+of another seed; the equivariance error under rotation; and segmentation from few scribbles, also with filters.
+Micrographs are windows of frames from homogeneous sets, which have scribbles in a corner; for scribbles all sets are
+used. With `--pool`, similarity is also measured on training images of the students. `--quick` uses few images and
+records this in the results.
 
-Writes STUDENT.json for each folder by its name, a row as it is finished, so that a run that was stopped goes on; then
-table.md and dinov2.png of all results in the folder (`--out`; by default eval/results/dinov2, and the guide shows it).
+Writes STUDENT.json for each folder by its name, row by row, so that an interrupted run resumes; then table.md and
+dinov2.png of all results in the folder (`--out`; by default eval/results/dinov2, and the guide shows it).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 
 def main() -> None:
-    """Measure what is missing, then write the table and draw."""
+    """Measure missing rows, then write the table and draw the figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,7 +139,7 @@ def jobs(
     extent: probe_images.Extent,
     args: argparse.Namespace,
 ) -> Iterator[Job]:
-    """Yield what tells a row from the others, and what measures it."""
+    """Yield the identity of each row, and the function that measures it."""
     for size in extent.sizes:
         for kind in probe_images.KINDS:
             if kind == "pool" and args.pool is None:
@@ -168,12 +169,12 @@ def jobs(
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what tells a row from the others."""
+    """Return the identity of a row."""
     return tuple(row.get(key) for key in KEYS)
 
 
 def teacher_of(card: dict[str, Any]) -> dict[str, Any]:
-    """Return the teacher's name, and name and sha256 of its file of weights; nothing of where it lies."""
+    """Return the name of the teacher, and the name and sha256 of its weight file without its path."""
     teacher = card["config"]["teacher"]
     weights = teacher["weights"]
     local = weights not in (None, "random") and Path(weights).is_file()
@@ -182,7 +183,7 @@ def teacher_of(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(folder: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """Return what the card of a student says about its training, without file paths."""
+    """Return the training settings from the card of a student, without file paths."""
     config = card["config"]
     return {
         "sha256": sha256(folder / "student.safetensors"),
@@ -207,7 +208,7 @@ def sha256(file: Path) -> str:
 
 
 def write(file: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write the results, complete or not at all: a line for each row."""
+    """Write the results atomically: a line for each row."""
     summary = {"targets": [c.to_dict() for c in targets(rows)], "student minus teacher": gains(rows)}
     text = json.dumps(rounded(head | summary | {"rows": rows}), ensure_ascii=False, separators=(",", ":"))
     with atomic_path(file, force=True) as part:

@@ -1,4 +1,4 @@
-"""Draw the animations of the explanations: SVG without scripts, still for readers who prefer reduced motion.
+"""Draw the animations of the explanations: SVG without scripts, static with `prefers-reduced-motion`.
 
 python eval/docs_animations.py [bias] [turn] [waves] [strip]
 python eval/docs_animations.py position --weights dinov2_vits14.safetensors

@@ -1,4 +1,4 @@
-"""Exported positions and tables against the Python functions of vLLM and SGLang, on the CPU and without an engine.
+"""Test of exported positions and tables against the Python functions of vLLM and SGLang on the CPU.
 
     pip download --no-deps -d wheels vllm sglang
     python eval/engine_positions.py --vllm wheels/vllm-*.whl --sglang wheels/sglang-*.whl

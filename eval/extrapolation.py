@@ -82,10 +82,10 @@ def main() -> None:
         for future in as_completed([pool.submit(run, *job, chosen, shapes) for job in jobs]):
             rows.append(future.result())
             rows.sort(key=lambda r: (r["encoding"], r["seed"]))
-            made = {"environment": environment(), "recipe": recipe, "shapes": shapes, "rows": rows}
-            part = out.with_suffix(".part")
-            part.write_text(json.dumps(made, indent=1) + "\n")
-            part.replace(out)
+            report = {"environment": environment(), "recipe": recipe, "shapes": shapes, "rows": rows}
+            partial_file = out.with_suffix(".part")
+            partial_file.write_text(json.dumps(report, indent=1) + "\n")
+            partial_file.replace(out)
             print(json.dumps(future.result()), flush=True)
 
 

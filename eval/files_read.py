@@ -1,4 +1,4 @@
-"""Counts the files of vispe whose functions run in a call: what a reader opens to follow it.
+"""Count the files of vispe whose functions run in a call, as a measure of locality of the code.
 
 Two calls: a ViT-Ti of timm with `alibi2d`, created and run once, and `vispe segment` on an image of 64 x 64 pixels with
 two scribbles. Bodies of modules and classes do not count, functions called while modules are imported do.

@@ -1,4 +1,4 @@
-"""Write eval/results/golden.json: every golden case, its status, its origin, and the encodings that it was run through.
+"""Write eval/results/golden.json: status, origin and encodings of every golden case.
 
 python eval/golden.py
 """
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def by_authors(source: dict[str, Any]) -> bool:
-    """Whether values were computed with released code, not by our evaluation of a formula."""
+    """Return whether values were computed with released code, not by our evaluation of a formula."""
     formula = any(
         word.startswith(("own ", "formula")) or "own evaluation" in word for word in source["symbols"]
     )

@@ -1,8 +1,8 @@
-"""Run the notebooks of the tutorials and store what they print and draw, which the site shows without running them.
+"""Run the tutorial notebooks and store their outputs, which the site shows without running them.
 
 python eval/notebooks.py [docs/tutorials/NAME.ipynb ...]
 
-Needs what builds the site: pip install -e '.[docs,train,vlm]'.
+Needs the dependencies of the site: pip install -e '.[docs,train,vlm]'.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Remedies of positional bias without training, on a DINOv2: what is left of position, and what it costs.
+"""Evaluation of training-free debiasing on a DINOv2: remaining decodable position and loss of accuracy.
 
     python eval/remedies.py --weights dinov2.safetensors --microscopy ../shared/data/microscopy
 
-Every method of `vispe.debias` on the same images at one size: held-out R² within images (ridge, nearest neighbours)
-and across images (ridge, nearest neighbours, a network), effective rank, cosine to the model's own features, error of
-a rotation by 90 degrees, and mIoU of few scribbles: tokens alone, alongside filters, and lost with scribbles in one
+Every method of `vispe.debias` on the same images at one size: held-out R² within images (ridge, nearest neighbours) and
+across images (ridge, nearest neighbours, a network), effective rank, cosine to the model's own features, error of a
+rotation by 90 degrees, and mIoU of few scribbles: tokens alone, alongside filters, and lost with scribbles in one
 corner. RASA and blanked channels are fitted on other images of the same kind. `--students` adds models of `vispe
-retrofit` with this model as their teacher, also compared with its mean over poses and positions. Writes remedies.json,
-the rows of a method as it is finished, so that a run that was stopped goes on; then the table on standard output.
+retrofit` with this model as their teacher, also compared with its mean over poses and positions. Writes remedies.json
+after each method, so that an interrupted run resumes; then prints the table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUDGET = 100  # scribbled pixels of each class
 
 
 def main() -> None:
-    """Measure what is missing, then print the table."""
+    """Measure missing rows, then print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Segment six images that scikit-image ships from a few scribbles, and draw the figures and the table of the gallery.
+"""Segment six sample images of scikit-image from a few scribbles, and write the figures and table of the gallery.
 
 python eval/results_gallery.py [NAME ...]     # segment, and write figures, table and results
 python eval/results_gallery.py scribbles      # write the scribbles by the rule of results_gallery_scribbles.py

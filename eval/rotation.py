@@ -1,4 +1,4 @@
-"""Measure small ViTs that differ only in their positional encoding: rotation, translation, linear position.
+"""Evaluate small ViTs that differ only in their positional encoding: rotation, translation, linear position.
 
     python eval/rotation.py [--models learned alibi2d ...] [--runs runs/rotation] [--images 4] [--draw]
 
@@ -57,7 +57,7 @@ GROUPS = ("d4", "angles", "shift", "position", "layers", "fingerprint", "quadran
 
 
 def main() -> None:
-    """Train and measure what is missing, then draw."""
+    """Train and measure missing models, then draw the figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,9 +88,9 @@ def main() -> None:
             settings={"card": card(name, args.runs), "environment": environment()},
             progress=lambda what, share, name=name: print(f"{name}: {share:.0%} {what}", flush=True),
         )
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
-        part.replace(file)
+        partial_file = file.with_suffix(".part")
+        partial_file.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
+        partial_file.replace(file)
         print(report.to_markdown(), flush=True)
     results = {
         name: json.loads(f.read_text()) for name in MODELS if (f := OUT / f"{slug(name)}.json").exists()
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def trained(name: str, runs: Path) -> nn.Module:
-    """Return a model in evaluation mode; it is trained unless its weights are there."""
+    """Return a model in evaluation mode; train it unless its weights exist."""
     encoding, recipe = MODELS[name]
     model, folder = masked.backbone(encoding, recipe), runs / slug(name)
     if recipe.steps == 0:
@@ -122,7 +122,7 @@ def trained(name: str, runs: Path) -> nn.Module:
 
 
 def card(name: str, runs: Path) -> dict[str, object]:
-    """Return what is known about the weights of a model."""
+    """Return the card of the weights of a model."""
     file = runs / slug(name) / "card.json"
     return json.loads(file.read_text()) if file.exists() else {"recipe": "untrained"}
 

@@ -1,4 +1,4 @@
-"""Which scheme for which input: small models that differ in their scheme alone, on tasks where position decides.
+"""Comparison of position schemes: small models that differ only in the scheme, on tasks that depend on position.
 
     python eval/schemes.py [--schemes rope1d mrope_i ...] [--seeds 3] [--steps 450]
     python eval/schemes.py draw
@@ -77,7 +77,7 @@ def samples(sizes: dict[str, Any], each: int, seed: int) -> dict[str, list[Order
 
 
 def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one model, and return the share of right answers by task and length."""
+    """Train one model, and return its accuracy by task and length."""
     began = time.process_time()
     model = model_of(scheme, seed).train()
     # the position task is the hardest to learn, so half of the samples are of them
@@ -107,7 +107,7 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
-    """Measure what is not measured yet, seed by seed."""
+    """Measure missing rows, seed by seed."""
     retained = json.loads(out.read_text()) if out.is_file() else {}
     protocol = {"steps": steps, "batch": BATCH, "pool": 2 * POOL, "trials": TRIALS, "lr": RATE}
     protocol |= {"asked": ASKED, "model": "Qwen2-VL, random, 2 layers of width 64, vision tower of 0 blocks"}
@@ -130,7 +130,7 @@ def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
 
 
 def draw_figure(out: Path) -> None:
-    """Draw share of right answers, scheme by task, at lengths of training and beyond."""
+    """Draw the accuracy by scheme and task, at training lengths and beyond."""
     import matplotlib
 
     matplotlib.use("Agg")

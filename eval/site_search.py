@@ -1,4 +1,4 @@
-"""Build the documentation and search its index for terms of the field, as a reader does who knows no name of vispe.
+"""Build the documentation and search its index for standard terms that are not names of vispe.
 
     python eval/site_search.py                    # build into a temporary folder, then search
     python eval/site_search.py --site build/site  # search a site that was built before

@@ -1,16 +1,15 @@
-"""Does a retrofit take the position out? A small ViT that has it, students of several kinds, and what they keep.
+"""Evaluation of retrofits of a small ViT: decodable position, similarity and segmentation of several students.
 
     python eval/small_retrofit.py [--pool ../shared/data/pretrain] [--seeds 0 1 2] [--runs runs/proof] [--draw]
 
-A teacher with a learned absolute table learns without labels (`models/masked.py`) from images that anyone can make:
-synthetic micrographs and the images that scikit-image installs; with `--pool`, another one learns from a folder of
-unlabelled images in addition. Students learn from it by `vispe.train` with other encodings, one of them without the
-teacher's weights. The seed of a student is that of its teacher. Micrographs (`--micrographs`) are looked at when
-everything is trained: nothing learns from them, and nothing is chosen by them. How likeness, position and segmentation
-are measured: `small_retrofit_metrics.py`.
+A teacher with a learned absolute table is trained without labels (`models/masked.py`) on images that anyone can create:
+synthetic micrographs and the images that scikit-image installs; with `--pool`, another one is also trained on a folder
+of unlabelled images. Students are distilled from it by `vispe.train` with other encodings, one of them without the
+teacher's weights. The seed of a student is that of its teacher. Micrographs (`--micrographs`) are used only for the
+final evaluation. Metrics of similarity, position and segmentation: `small_retrofit_metrics.py`.
 
 Adds a row for each model to eval/results/retrofit/proof.json as it is finished and draws
-eval/results/retrofit/proof.png; whatever is done is not done again, and a model in training goes on.
+eval/results/retrofit/proof.png; finished models are skipped, and an interrupted training resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figure of `small_retrofit.py`: each dot is a seed; on the grey side of a dashed line the limit is not met."""
+"""Figure of `small_retrofit.py`: each dot is a seed; on the grey side of a dashed line the target is missed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def draw(report: Mapping[str, Any]) -> Figure:
     rows = [r for r in report["rows"] if r["student"] != "teacher"]
     lines: list[tuple[str, str | None, list[list[float | None]]]] = []
     for data in dict.fromkeys(r["data"] for r in rows):
-        own = [r for r in rows if r["data"] == data]
+        data_rows = [r for r in rows if r["data"] == data]
         lines.append((f"learnt from {WORDS[data]}", None, []))
-        first = [r for r in own if r["student"] == own[0]["student"]]
+        first = [r for r in data_rows if r["student"] == data_rows[0]["student"]]
         lines += [
             (name, ORANGE if name == BEFORE else GREY, [_teacher(r, name) for r in first])
             for name in (BEFORE, BLANKED)
         ]
-        for student in dict.fromkeys(r["student"] for r in own):
-            values = [_student(r) for r in own if r["student"] == student]
+        for student in dict.fromkeys(r["student"] for r in data_rows):
+            values = [_student(r) for r in data_rows if r["student"] == student]
             lines.append((student, BLUE, values))
     figure = new_figure(11.5, 1.2 + 0.36 * len(lines))
     axes = figure.subplots(1, len(COLUMNS), sharey=True, width_ratios=(1.3, 1, 1, 1.2))

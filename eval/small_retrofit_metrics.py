@@ -1,8 +1,8 @@
-"""What is measured on the models of `small_retrofit.py`: readable position, likeness, and segmentation.
+"""Metrics of the models of `small_retrofit.py`: decodable position, similarity to the teacher, and segmentation.
 
-Position is read from the final, normed features of the patches, on noise and on homogeneous textures that were not
-trained on. Likeness to the teacher is measured on synthetic images of another seed and on micrographs; segmentation
-on micrographs alone, each by its own scribbles, with filters and the same classifier alongside it.
+Position is decoded from the final, normalized features of the patches, on noise and on homogeneous textures that were
+not trained on. Similarity to the teacher is measured on synthetic images of another seed and on micrographs;
+segmentation on micrographs alone, each by its own scribbles, with filters and the same classifier alongside it.
 """
 
 from __future__ import annotations

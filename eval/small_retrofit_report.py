@@ -1,4 +1,4 @@
-"""The JSON file of `small_retrofit.py`: rows that are added one by one, and what they come to over the seeds."""
+"""JSON file of `small_retrofit.py`: rows that are added one by one, and their summary over seeds."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return mean, least and most of each criterion over the seeds, and whether all of them meet its limit."""
     result = []
     for data, student in dict.fromkeys((r["data"], r["student"]) for r in rows):
-        own = [r for r in rows if (r["data"], r["student"]) == (data, student)]
-        line: dict[str, Any] = {"data": data, "student": student, "seeds": [r["seed"] for r in own]}
+        student_rows = [r for r in rows if (r["data"], r["student"]) == (data, student)]
+        line: dict[str, Any] = {"data": data, "student": student, "seeds": [r["seed"] for r in student_rows]}
         if student == "teacher":
             for key in ("untrained", "trained"):
-                line[f"R² {key}"] = spread([r[key]["r2"] for r in own])
+                line[f"R² {key}"] = spread([r[key]["r2"] for r in student_rows])
         else:
             for key, limit in LIMITS.items():
-                values = [r["criteria"][key] for r in own if r["criteria"][key] is not None]
+                values = [r["criteria"][key] for r in student_rows if r["criteria"][key] is not None]
                 least = key in LEAST
                 if values:
                     met = all(v >= limit if least else v <= limit for v in values)
@@ -55,10 +55,10 @@ def add(file: Path, row: dict[str, Any], head: dict[str, Any]) -> None:
 
 def write(file: Path, report: dict[str, Any]) -> None:
     """Write a JSON file that is complete or not there at all: a line for each row."""
-    part = file.with_name(f"{file.name}.part")
+    partial_file = file.with_name(f"{file.name}.part")
     text = json.dumps(without_paths(rounded(report)), ensure_ascii=False, separators=(",", ":"))
-    part.write_text(text.replace('{"data":', '\n{"data":') + "\n", encoding="utf-8")
-    part.replace(file)
+    partial_file.write_text(text.replace('{"data":', '\n{"data":') + "\n", encoding="utf-8")
+    partial_file.replace(file)
 
 
 def without_paths(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Shows what the spacing of a volume is worth: alibi3d with and without it, on volumes with anisotropic voxels.
+"""Ablation of `Grid.spacing`: alibi3d with and without it, on volumes with anisotropic voxels.
 
 A volume is a grid of voxels, a few of which are coloured markers; the target of every voxel is the colour of the
 nearest marker, in millimetres. Voxels are 5 x 1 x 1 mm, as in a CT with thick slices, or slices of different volumes
-have distances of 1 to 5 mm. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It
-is scored on new volumes, and on slices of other thickness. Finished runs are stored: a second call continues.
+have distances of 1 to 5 mm. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It is
+scored on new volumes, and on slices of other thickness. Finished runs are stored, so that an interrupted run resumes.
 
     python eval/spacing.py
 """
@@ -67,10 +67,10 @@ def volumes(count: int, thickness: Tensor, generator: torch.Generator) -> tuple[
     # squared distances in millimetres (count, voxels, markers)
     squared = ((cells[:, None] - cells[positions][:, None]) * scale[:, None, None]).square().sum(-1)
     best, which = squared.min(-1)
-    answer = colours.gather(1, which)
-    tied = (squared == best[..., None]) & (colours[:, None] != answer[..., None])
-    shown = torch.zeros(count, len(cells), dtype=torch.int64).scatter_(1, positions, colours)
-    return shown, (answer - 1).masked_fill(tied.any(-1), -1)
+    targets = colours.gather(1, which)
+    tied = (squared == best[..., None]) & (colours[:, None] != targets[..., None])
+    inputs = torch.zeros(count, len(cells), dtype=torch.int64).scatter_(1, positions, colours)
+    return inputs, (targets - 1).masked_fill(tied.any(-1), -1)
 
 
 class Net(nn.Module):
@@ -105,9 +105,9 @@ def run(trained: tuple[float, ...], spacing: bool, seed: int) -> dict[str, float
     for step in range(STEPS):
         # one grid per batch, since positions belong to the grid
         thick = trained[step % len(trained)]
-        shown, answers = volumes(BATCH, torch.full((BATCH,), thick), generator)
+        inputs, answers = volumes(BATCH, torch.full((BATCH,), thick), generator)
         steps.zero_grad()
-        F.cross_entropy(net(shown, grid(thick, spacing)), answers, ignore_index=-1).backward()
+        F.cross_entropy(net(inputs, grid(thick, spacing)), answers, ignore_index=-1).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         steps.step()
         plan.step()
@@ -123,8 +123,8 @@ def grid(thick: float, spacing: bool) -> vispe.Grid:
 @torch.no_grad()
 def accuracy(net: Net, thick: float, spacing: bool) -> float:
     """Return the share of voxels answered rightly, on the same volumes for every model."""
-    shown, answers = volumes(HELD, torch.full((HELD,), thick), torch.Generator().manual_seed(7))
-    result = torch.cat([net(part, grid(thick, spacing)).argmax(1) for part in shown.split(BATCH)])
+    inputs, answers = volumes(HELD, torch.full((HELD,), thick), torch.Generator().manual_seed(7))
+    result = torch.cat([net(part, grid(thick, spacing)).argmax(1) for part in inputs.split(BATCH)])
     requested = answers >= 0
     return round(float((result == answers)[requested].float().mean()), 4)
 

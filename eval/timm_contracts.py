@@ -3,8 +3,8 @@
     python eval/timm_contracts.py [--sets small wide families windows] [--encodings alibi2d peg ...] [--num-workers 1]
 
 Fetches the source release of the installed timm from the package index for its tests (or takes `--source DIR`) and
-writes eval/results/timm_contracts.json after every encoding; a run that was stopped goes on where it was, and
-`--check` only reads that file. What is omitted, for stock timm and for every encoding equally, is in `LEFT_OUT`.
+writes eval/results/timm_contracts.json after every encoding; an interrupted run resumes, and `--check` only reads that
+file. `LEFT_OUT` lists the tests that are skipped, for stock timm and for every encoding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run transformers' own tests with every model converted, against the counts of stock.
+"""Run the tests of transformers with every model converted, and compare the outcomes with stock.
 
     pip install pytest parameterized httpx datasets librosa  # datasets: imported by the tests of BEiT, librosa: Omni
     python eval/transformers_contracts.py --source CHECKOUT [--families llava vit ...] [--specs own vrope ...]
@@ -7,12 +7,12 @@ Vision-language models take position schemes, `own` is the one that they were tr
 
 The tests of models are in transformers' repository only, so `--source` names a checkout of it. The mixins that they
 share are taken from the source release of the installed version, fetched from the package index; `--source A B` lays
-folder B over A instead and fetches nothing. Two helpers that neither source may have are added where they are
-missing: the launcher of several processes (a stub; its tests are omitted) and the sizes of small text models, which
-are read from the checkout's src/transformers/testing_utils.py. Writes eval/results/transformers_contracts.json after
-every family and scheme; a run that was stopped continues from the rows of the file. All rows of a file are of one
-version of transformers. Every test whose outcome is not that of stock is listed with its reason; one without a reason
-is an error. `LEFT_OUT` has the tests that are skipped, for stock too.
+folder B over A instead and fetches nothing. Two helpers that neither source may have are added where they are missing:
+the launcher of several processes (a stub; its tests are omitted) and the sizes of small text models, which are read
+from the checkout's src/transformers/testing_utils.py. Writes eval/results/transformers_contracts.json after every
+family and scheme; an interrupted run resumes. All rows of a file are of one version of transformers. Every test whose
+outcome is not that of stock is listed with its reason; one without a reason is an error. `LEFT_OUT` has the tests that
+are skipped, for stock too.
 """
 
 from __future__ import annotations
@@ -285,11 +285,13 @@ def main() -> None:
         laid_out(folder, args.source, versions["transformers"])
         for family in args.families:
             default = SCHEMES if family in LANGUAGE else ENCODINGS
-            left = [s for s in (default if args.specs is None else args.specs) if (family, s) not in rows]
-            stock = run(folder, family, "stock") if left else {}
-            if left:
+            remaining = [
+                s for s in (default if args.specs is None else args.specs) if (family, s) not in rows
+            ]
+            stock = run(folder, family, "stock") if remaining else {}
+            if remaining:
                 rows[family, "stock"] = {"family": family, "scheme": "stock", "counts": counts(stock)}
-            for scheme in left:
+            for scheme in remaining:
                 rows[family, scheme] = row(family, scheme, run(folder, family, scheme), stock)
                 write(args.out, versions, rows)
                 print(family, scheme, rows[family, scheme]["counts"], flush=True)

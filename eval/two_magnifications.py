@@ -1,4 +1,4 @@
-"""Measures the effect of a common coordinate system on two crops of one field at different magnifications.
+"""Ablation of a common coordinate system for two crops of one field at different magnifications.
 
 A coarse crop shows 4 x 4 coloured patches. A fine crop, four times as large on screen, lies at a random offset inside
 its field and shows nothing. Every fine patch is to be labelled with the colour of the coarse patch that covers it, so
@@ -68,8 +68,8 @@ def samples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Ten
     # centres of the first and last pixel of each crop, relative to the centre of the field
     fine = torch.stack([first - 7.5, first - 4.5], 1)
     coarse = torch.tensor([[-6.0, -6.0], [6.0, 6.0]]).expand(count, -1, -1)
-    shown = torch.cat([torch.zeros_like(colours), colours], 1)
-    return shown, labels, torch.stack([fine, coarse], 1)
+    inputs = torch.cat([torch.zeros_like(colours), colours], 1)
+    return inputs, labels, torch.stack([fine, coarse], 1)
 
 
 def positions(boxes: Tensor, common: bool) -> Positions:
@@ -107,16 +107,16 @@ def run(spec: str, common: bool, seed: int) -> float:
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)
     for _ in range(STEPS):
-        shown, labels, boxes = samples(BATCH, generator)
+        inputs, labels, boxes = samples(BATCH, generator)
         optimizer.zero_grad()
-        F.cross_entropy(net(shown, positions(boxes, common)), labels).backward()
+        F.cross_entropy(net(inputs, positions(boxes, common)), labels).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
     net.eval()
-    shown, labels, boxes = samples(HELD, torch.Generator().manual_seed(7))
+    inputs, labels, boxes = samples(HELD, torch.Generator().manual_seed(7))
     with torch.no_grad():
-        predicted = net(shown, positions(boxes, common)).argmax(1)
+        predicted = net(inputs, positions(boxes, common)).argmax(1)
     return round(float((predicted == labels).float().mean()), 4)
 
 

@@ -1,11 +1,11 @@
-"""Tries the wheel of vispe on versions of Python and torch, installed by pip away from the checkout.
+"""Test the wheel of vispe with versions of Python and torch, installed by pip outside the checkout.
 
     python eval/version_matrix.py --pythons python3.11 python3.12 python3.13 python3.14 --torch 2.11.0 newest
 
 For each pair: a ViT with an encoding by name, forward, backward and at another size, converted and restored exactly,
-traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip reports
-whether everything would install there, and the row says that nothing was run. Rows are stored as they are finished, so
-that a run that was stopped goes on; `--fresh` starts again. An environment takes 6 GB while it exists.
+traced as one graph, its attention in two backends; then the command of README. If a Python is missing, pip reports
+whether everything would install, and the row states that nothing was run. Finished rows are stored, so that an
+interrupted run resumes; `--fresh` discards them. An environment takes 6 GB while it exists.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tests that loop over their cases: one item of pytest for many short cases, and a report of every case that fails.
+"""Loops over cases in one test item: `cases` replaces `pytest.mark.parametrize` and reports every failing case.
 
-`cases` has the arguments of `pytest.mark.parametrize` and is stacked like it. An item of pytest costs about as much
-as a hundred small tensor operations, so short cases share one; tests that are marked slow are parametrised, so that
-they can be sampled and spread over workers. Function-scoped fixtures serve all cases of a test, but `tmp_path`,
-`monkeypatch` and what is captured are those of one case.
+`cases` has the arguments of `pytest.mark.parametrize` and is stacked in the same way. A test item costs about as much
+as a hundred small tensor operations, so short cases share one; tests that are marked slow are parametrized, so that
+they can be sampled and distributed over workers. Function-scoped fixtures are shared by all cases of a test, except
+`tmp_path`, `monkeypatch` and captured output, which are separate for each case.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
+"""Configuration shared by all tests: seeds, one thread, warnings as errors, tests skipped without a GPU."""
 
 import contextlib
 import gc
@@ -60,7 +60,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def _import_from_the_end() -> None:
-    """Import the test files in the opposite order, so that two workers without stored byte code compile half each."""
+    """Import the test files in reverse order, so that two workers without cached bytecode compile half of them each."""
     here = Path(__file__).parent
     for path in sorted(here.rglob("test_*.py"), reverse=True):
         name = ".".join(path.relative_to(here.parent).with_suffix("").parts)
@@ -69,7 +69,7 @@ def _import_from_the_end() -> None:
 
 
 def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Return the items, and those left over where a long test has more than `count` sets of parameters."""
+    """Return the selected and the deselected items; a long test keeps at most `count` sets of parameters."""
     functions: dict[str, list[pytest.Item]] = {}
     chosen, day = set(), int(os.environ["VISPE_SAMPLE_DAY"])
     for item in items:
@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def without_collector() -> Iterator[None]:
-    """For tests that parse all modules: the collector would go through the syntax trees again and again."""
+    """Disable garbage collection for tests that parse all modules: it would traverse the syntax trees repeatedly."""
     gc.disable()
     yield
     gc.enable()
@@ -159,7 +159,7 @@ def _no_flush() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put folders that examples of the documentation make, and leave, where pytest removes them: 300 MB a run."""
+    """Create temporary folders of documentation examples (300 MB per run) where pytest removes them."""
     folder, make = tmp_path_factory.mktemp("temporary"), tempfile.mkdtemp
 
     def mkdtemp(suffix=None, prefix=None, dir=None) -> str:
@@ -179,7 +179,7 @@ def _seeds() -> None:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that nobody has written holds NaN, so that reading it shows."""
+    """Fill uninitialised memory with NaN, so that tests detect reads of it."""
     import torch
 
     def poison(make):
@@ -189,7 +189,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return made
 
-    with torch.device("cpu"):  # torch remembers what its constructors are when it is first asked
+    with torch.device("cpu"):  # torch caches its list of constructors on the first use
         torch.zeros(0)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))

@@ -1,4 +1,4 @@
-"""Imports of the package point down, without cycles, never at the top-level package, never at private names.
+"""Import rules: only from lower layers, without cycles, never the top-level package, never private names.
 
 Layers and reasons: docs/explanation/architecture.md. Imports inside functions count as well; they defer heavy
 third-party packages.

@@ -1,4 +1,4 @@
-"""Cards of released weights: every entry builds, and a state dict of the released names loads strictly."""
+"""Cards of released weights: every model is created, and a state dict with the released names loads strictly."""
 
 import json
 from pathlib import Path

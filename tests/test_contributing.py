@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, SECURITY.md and the templates of issues name what exists."""
+"""CONTRIBUTING.md, SECURITY.md and the issue templates refer to existing files and names."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ TEXTS = ("CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 
-def test_the_class_that_is_shown_is_the_real_one():
+def test_the_example_class_equals_the_source():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     real = (ROOT / "vispe/encodings/bias/decay/sandwich.py").read_text()
     lines = [line.removeprefix("   ") for line in code.splitlines()]
@@ -23,7 +23,7 @@ def test_the_class_that_is_shown_is_the_real_one():
 
 
 @cases("name", TEXTS)
-def test_files_that_are_named_exist(name):
+def test_referenced_files_exist(name):
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
@@ -31,7 +31,7 @@ def test_files_that_are_named_exist(name):
         assert (ROOT / path).exists(), path
 
 
-def test_the_rules_of_families_that_are_named_exist():
+def test_referenced_family_rules_exist():
     import importlib
 
     rows = re.findall(
@@ -45,7 +45,7 @@ def test_the_rules_of_families_that_are_named_exist():
 
 
 @cases("path", TEMPLATES, ids=lambda p: p.stem)
-def test_templates_of_issues_are_forms(path):
+def test_issue_templates_are_valid_forms(path):
     form = yaml.safe_load(path.read_text())
     if path.stem == "config":
         assert form == {"blank_issues_enabled": True}
@@ -59,17 +59,17 @@ def test_templates_of_issues_are_forms(path):
     assert any(field.get("validations", {}).get("required") for field in form["body"])
 
 
-def test_one_case_is_selected_by_its_value(monkeypatch):
-    ran = []
+def test_vispe_case_selects_cases_by_value(monkeypatch):
+    executed = []
 
     @cases("scheme", ["vrope", "vrope_x"])
     @cases("family", ["fast_vlm", "llava"])
     def test(family, scheme):
-        ran.append((family, scheme))
+        executed.append((family, scheme))
 
     monkeypatch.setenv("VISPE_CASE", "vrope")
     test()
-    assert ran == [("fast_vlm", "vrope"), ("llava", "vrope")]
+    assert executed == [("fast_vlm", "vrope"), ("llava", "vrope")]
     monkeypatch.setenv("VISPE_CASE", "mrope")
     with pytest.raises(pytest.skip.Exception, match="none of 4 cases has the value mrope"):
         test()

@@ -1,4 +1,4 @@
-"""The site is true: a page and an image for every encoding, links that lead somewhere, code that runs."""
+"""Documentation site: a page and an image for every encoding, valid links, running code."""
 
 import html
 import importlib.util
@@ -38,47 +38,47 @@ def generator():
 
 @pytest.fixture(scope="module")
 def site(generator):
-    """Every page by its path, generated ones included."""
+    """Return the text of every page by its path, including generated pages."""
     return generator.pages() | {
         str(p.relative_to(DOCS)): generator.filled(p.read_text(), str(p.relative_to(DOCS))) for p in GUIDE
     }
 
 
-def test_there_is_a_page_for_every_encoding(site):
+def test_every_encoding_has_a_page(site):
     assert {p for p in site if p.startswith("encodings/")} == {
         "encodings/index.md",
         *(f"encodings/{name}.md" for name in vispe.list_encodings()),
     }
 
 
-def test_the_wall_has_a_card_for_every_encoding_and_facts_for_every_button(site):
-    wall = site["encodings/index.md"]
-    cards = dict(re.findall(r'<a href="(\w+)/" data-facts="([^"]+)">', wall))
+def test_the_index_has_a_card_per_encoding_and_no_button_is_empty(site):
+    index = site["encodings/index.md"]
+    cards = dict(re.findall(r'<a href="(\w+)/" data-facts="([^"]+)">', index))
     assert list(cards) == vispe.list_encodings()
-    buttons = re.findall(r'type="checkbox" value="([^"]+)"', wall)
+    buttons = re.findall(r'type="checkbox" value="([^"]+)"', index)
     for button in buttons:
-        having = [name for name, facts in cards.items() if button in facts.split()]
-        assert 0 < len(having) < len(cards), button
+        matches = [name for name, facts in cards.items() if button in facts.split()]
+        assert 0 < len(matches) < len(cards), button
     assert "axes-3" in cards["alibi3d"].split()
     assert "axes-3" not in cards["alibi2d"].split()
 
 
-def test_the_page_of_commands_has_every_option(site):
+def test_the_command_reference_has_every_option(site):
     page = site["reference/commands.md"]
-    parts = dict(re.findall(r"^## vispe (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    assert list(parts) == list(COMMANDS)
-    for name, part in parts.items():
+    sections = dict(re.findall(r"^## vispe (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(COMMANDS)
+    for name, section in sections.items():
         function, positionals, short = load_command(name)
         for key, parameter in inspect.signature(function).parameters.items():
-            shown = key if key in positionals else f"--{key.strip('_').replace('_', '-')}"
-            (row,) = re.findall(rf"^\| (?:`-\w`, )?`{shown}` \| (.*) \|$", part, re.MULTILINE)
+            name_ = key if key in positionals else f"--{key.strip('_').replace('_', '-')}"
+            (row,) = re.findall(rf"^\| (?:`-\w`, )?`{name_}` \| (.*) \|$", section, re.MULTILINE)
             assert row.rpartition("| ")[2].strip(), f"{name} {key} is not explained"
             assert ("required" in row) == (parameter.default is parameter.empty), (name, key)
-            assert key not in short or f"`{short[key]}`, `{shown}`" in part
+            assert key not in short or f"`{short[key]}`, `{name_}`" in section
 
 
 @cases("name", vispe.list_encodings())
-def test_pages_say_all_that_the_docstring_says(site, generator, name):
+def test_pages_contain_the_complete_docstring(site, generator, name):
     page, info = site[f"encodings/{name}.md"], vispe.encoding_info(name)
     doc = inspect.getdoc(encoding_class(name))
     for option in info.options:
@@ -94,15 +94,15 @@ def test_pages_say_all_that_the_docstring_says(site, generator, name):
 FORMULAS = {name: latex for name in vispe.list_encodings() if (latex := encoding_class(name).formula)}
 
 
-def test_every_formula_of_a_docstring_is_printed(site, generator):
-    # the docstring of target says in words what it adds
-    written = {
+def test_every_formula_of_a_docstring_is_on_its_page(site, generator):
+    # the docstring of target has a description instead of a formula
+    with_formula = {
         n for n in vispe.list_encodings() if generator.sections(inspect.getdoc(encoding_class(n)))["maths"]
     }
-    assert written - set(FORMULAS) == {"target"}
+    assert with_formula - set(FORMULAS) == {"target"}
     for name, latex in FORMULAS.items():
-        shown = re.findall(r"^\$\$\n(.+)\n\$\$$", site[f"encodings/{name}.md"], re.MULTILINE)
-        assert " \\\\ ".join(shown) == latex
+        printed = re.findall(r"^\$\$\n(.+)\n\$\$$", site[f"encodings/{name}.md"], re.MULTILINE)
+        assert " \\\\ ".join(printed) == latex
 
 
 def test_formulas_become_mathml(generator):
@@ -114,8 +114,8 @@ def test_formulas_become_mathml(generator):
     for name, latex in FORMULAS.items():
         assert latex.count("{") == latex.count("}"), name
         for line in latex.split(r" \\ "):
-            made = mathml(f'<p>x</p><div class="arithmatex">\\[\n{html.escape(line)}\n\\]</div>')
-            (formula,) = ElementTree.fromstring(f"<page>{made}</page>").iter(
+            markup = mathml(f'<p>x</p><div class="arithmatex">\\[\n{html.escape(line)}\n\\]</div>')
+            (formula,) = ElementTree.fromstring(f"<page>{markup}</page>").iter(
                 "{http://www.w3.org/1998/Math/MathML}math"
             )
             assert formula.get("display") == "block"
@@ -133,7 +133,7 @@ def test_images_exist_and_are_small(name):
 
 
 @cases("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
-def test_moving_images_are_small_whole_and_stand_still_where_requested(path):
+def test_animations_are_small_valid_and_respect_reduced_motion(path):
     from xml.etree import ElementTree
 
     text = path.read_text()
@@ -149,28 +149,28 @@ def test_moving_images_are_small_whole_and_stand_still_where_requested(path):
     assert "animation:none" in rule
 
 
-def test_there_are_no_images_of_what_is_gone():
+def test_the_gallery_has_no_images_of_removed_encodings():
     assert {p.stem for p in (DOCS / "gallery").iterdir()} == set(vispe.list_encodings())
 
 
-def test_an_image_is_drawn():
+def test_gallery_figures_are_png():
     gallery = load("eval_gallery", ROOT / "eval" / "gallery.py")
     assert gallery.figure_png("sincos2d")[:4] == b"\x89PNG"
 
 
-def test_links_lead_to_pages(site):
+def test_links_resolve_to_pages(site):
     for path, text in site.items():
         for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
             if target.startswith(("http", "#")):
                 continue
-            whole = (DOCS / path).parent.joinpath(target.partition("#")[0]).resolve().relative_to(DOCS)
-            assert str(whole) in site or (DOCS / whole).is_file(), f"{path} links to {target}"
+            resolved = (DOCS / path).parent.joinpath(target.partition("#")[0]).resolve().relative_to(DOCS)
+            assert str(resolved) in site or (DOCS / resolved).is_file(), f"{path} links to {target}"
 
 
-def test_navigation_names_pages(site):
-    named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
-    assert set(named) - set(site) == set()
-    assert {str(p.relative_to(DOCS)) for p in GUIDE} - set(named) == set()
+def test_navigation_lists_every_page(site):
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert set(listed) - set(site) == set()
+    assert {str(p.relative_to(DOCS)) for p in GUIDE} - set(listed) == set()
 
 
 def test_names_of_encodings_exist():
@@ -186,7 +186,7 @@ def test_names_of_encodings_exist():
 LONG = {"models/hosts.md", "explanation/attention.md"}
 
 
-# as the guide says
+# documented in the guide
 @pytest.mark.filterwarnings("ignore:.* is saved with .* load it with vispe.from_pretrained")
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
 @pytest.mark.parametrize(
@@ -194,18 +194,18 @@ LONG = {"models/hosts.md", "explanation/attention.md"}
     slow_except(GUIDE, [p for p in GUIDE if "/".join(p.parts[-2:]) not in LONG]),
     ids=lambda p: p.stem,
 )
-def test_code_runs(path, tmp_path, monkeypatch):
+def test_code_blocks_run(path, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from vispe.encodings.registry import _REGISTRY
 
-    before, space = dict(_REGISTRY), {"__name__": "guide"}
+    registry, namespace = dict(_REGISTRY), {"__name__": "guide"}
     monkeypatch.chdir(tmp_path)
     try:
         for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-            exec(compile(code, path.name, "exec"), space)
+            exec(compile(code, path.name, "exec"), namespace)
     finally:
         _REGISTRY.clear()
-        _REGISTRY.update(before)
+        _REGISTRY.update(registry)
 
 
 def test_commands_exist():
@@ -214,7 +214,7 @@ def test_commands_exist():
             assert "".join(command) in COMMANDS, path.name
 
 
-def test_the_entry_point_of_the_guide_is_toml():
+def test_the_entry_point_example_is_valid_toml():
     (text,) = re.findall(
         r"```toml\n(.*?)```", (DOCS / "how-to/models/own-encoding.md").read_text(), re.DOTALL
     )
@@ -236,7 +236,7 @@ def contracts():
     return load("transformers_contracts", ROOT / "eval" / "transformers_contracts.py")
 
 
-def test_contracts_of_transformers_are_complete_in_reasons_and_tabulated(contracts):
+def test_transformers_contracts_have_reasons_and_current_tables(contracts):
     version = json.loads(contracts.OUT.read_text())["versions"]["transformers"]
     rows = contracts.read(contracts.OUT, version)
     changes = [group for row in rows.values() for group in row.get("differences", [])]
@@ -246,11 +246,11 @@ def test_contracts_of_transformers_are_complete_in_reasons_and_tabulated(contrac
         ("reference/transformers-tests", contracts.LANGUAGE),
         ("how-to/models/transformers", contracts.VISION),
     ):
-        shown = {key: row for key, row in rows.items() if key[0] in families}
-        assert contracts.table(shown) in (DOCS / f"{page}.md").read_text()
+        family_rows = {key: row for key, row in rows.items() if key[0] in families}
+        assert contracts.table(family_rows) in (DOCS / f"{page}.md").read_text()
 
 
-def test_a_file_of_contracts_has_one_version_of_transformers(contracts, tmp_path):
+def test_contract_files_with_another_transformers_version_raise(contracts, tmp_path):
     path = tmp_path / "rows.json"
     assert contracts.read(path, "5.24.0") == {}
     row = {"family": "vit", "scheme": "stock", "counts": {"passed": 1}}
@@ -262,7 +262,7 @@ def test_a_file_of_contracts_has_one_version_of_transformers(contracts, tmp_path
         contracts.read(path, "5.24.0")
 
 
-def test_the_table_of_the_experiment(generator, tmp_path):
+def test_the_extrapolation_table_averages_seeds(generator, tmp_path):
     path = tmp_path / "extrapolation.json"
     assert "python eval/extrapolation.py" in generator.extrapolation_table(path)
     rows = [
@@ -282,7 +282,7 @@ def test_the_table_of_the_experiment(generator, tmp_path):
     ]
 
 
-def test_the_comparison_has_a_row_for_every_encoding_of_images(generator, tmp_path):
+def test_the_comparison_has_a_row_for_every_2d_encoding(generator, tmp_path):
     rows = [
         {"encoding": "alibi2d", "accuracy": {"1x": {"distance": 1.0, "direction": 1.0}, **unseen}}
         for unseen in (
@@ -305,7 +305,7 @@ def test_the_comparison_has_a_row_for_every_encoding_of_images(generator, tmp_pa
     named = [re.match(r"\| \[`(\w+)`\]", line)[1] for line in lines[2:]]
     assert named == vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
     assert {line.count(" | ") for line in lines if not line.startswith("|--")} == {6}
-    # what was not measured is empty, not 0
+    # missing measurements are empty, not 0
     assert re.search(r"\[`border`\].* \| 0\.70 \| 0\.71 \|  \|  \|$", "\n".join(lines), re.MULTILINE)
 
 
@@ -317,8 +317,8 @@ def test_the_site_builds(tmp_path):
     import subprocess
 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     page = (tmp_path / "encodings" / "alibi2d" / "index.html").read_text()
     assert "<math" in page
     assert "arithmatex" not in page
@@ -327,7 +327,7 @@ def test_the_site_builds(tmp_path):
     assert len(set(search.TERMS)) == 78
     assert [term for term, pages in search.pages_of(tmp_path).items() if not pages] == []
     assert (tmp_path / "site" / "tables.js").exists()
-    # a notebook links to pages, and nothing comes from another server
+    # notebooks link to pages, and nothing is loaded from another server
     page = (tmp_path / "tutorials" / "new-encoding" / "index.html").read_text()
     assert 'href="../../how-to/models/choosing/"' in page
     for path in tmp_path.rglob("*.html"):

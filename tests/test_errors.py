@@ -1,4 +1,4 @@
-"""Messages: counts agree with their nouns, and names in backticks exist."""
+"""Error messages: nouns agree with their counts, and names in backticks exist."""
 
 import ast
 import functools
@@ -46,7 +46,7 @@ def test_a_count_agrees_with_its_noun(n, noun, expected):
 
 
 def is_count(expression):
-    """Whether an expression is certainly an integer that may be 1."""
+    """Return whether an expression is certainly an integer that may be 1."""
     return (
         (isinstance(expression, ast.Call) and getattr(expression.func, "id", None) == "len")
         or (isinstance(expression, ast.Subscript) and getattr(expression.value, "attr", None) == "shape")
@@ -55,7 +55,7 @@ def is_count(expression):
 
 
 def plurals(path, nodes):
-    """Yield the f-strings of a file that put a noun in the plural after a count, whatever the count."""
+    """Yield the f-strings of a file with an unconditional plural after a count."""
     pattern = re.compile(rf" (?:[a-z-]+ ){{0,2}}?({'|'.join(NOUNS.split())})\b")
     for node in nodes:
         if not isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""The programs under eval/ start from a plain checkout: vispe is not installed, and there is no git."""
+"""Programs under eval/ run from a plain checkout, without an installed vispe and without git."""
 
 import json
 import os
@@ -38,7 +38,7 @@ print(json.dumps({"environment": timing.environment("no-such-package"), "vispe":
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of the tree, and a folder of installed packages in which vispe is not."""
+    """Return a copy of the working tree and a folder of installed packages without vispe."""
     for folder in ("vispe", "eval", "models", "tests"):
         left = shutil.ignore_patterns("results", "__pycache__", "vectors", "*.png")
         shutil.copytree(ROOT / folder, tmp_path / "tree" / folder, ignore=left)
@@ -50,7 +50,7 @@ def checkout(tmp_path):
     return tmp_path / "tree", site
 
 
-def started(checkout, *words):
+def run_programs(checkout, *words):
     tree = checkout[0]
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PATH")}
     command = [sys.executable, "-S", *words]
@@ -65,23 +65,29 @@ def started(checkout, *words):
 
 
 @pytest.mark.slow
-def test_they_start_without_an_installed_vispe_and_without_git(checkout):
-    done = started(checkout, "-c", START, str(checkout[1]))
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_programs_start_without_an_installed_vispe_and_without_git(checkout):
+    process = run_programs(checkout, "-c", START, str(checkout[1]))
+    assert process.returncode == 0, process.stderr[-2000:]
+    result = json.loads(process.stdout.splitlines()[-1])
     assert Path(result["vispe"]).is_relative_to(checkout[0])
-    made = result["environment"]
-    assert made["versions"]["vispe"] == vispe.__version__
-    assert made["versions"]["no-such-package"] == "not installed"
-    assert made["versions"]["torch"]
-    assert made["commit"] == ""
+    environment = result["environment"]
+    assert environment["versions"]["vispe"] == vispe.__version__
+    assert environment["versions"]["no-such-package"] == "not installed"
+    assert environment["versions"]["torch"]
+    assert environment["commit"] == ""
 
 
 @pytest.mark.slow
-def test_doctor_says_that_extras_are_not_known(checkout):
+def test_doctor_reports_unknown_extras(checkout):
     start = "import sys; sys.path.append(sys.argv.pop()); sys.argv[0] = 'vispe'; sys.path.insert(0, '.');"
-    done = started(checkout, "-c", f"{start} from vispe.cli.main import main; sys.exit(main())", "doctor", "--json",
-                   str(checkout[1]))  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    process = run_programs(
+        checkout,
+        "-c",
+        f"{start} from vispe.cli.main import main; sys.exit(main())",
+        "doctor",
+        "--json",
+        str(checkout[1]),
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    report = json.loads(process.stdout)
     assert report["extras"] == {"all": "unknown: vispe is not installed, this is a source checkout"}

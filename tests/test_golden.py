@@ -1,4 +1,4 @@
-"""Every public golden case of an encoding that vispe has, and the runner's own rules."""
+"""Golden cases of all encodings, and the rules of their runner."""
 
 import json
 import sys
@@ -18,13 +18,13 @@ VECTORS = sorted((HERE / "golden" / "vectors").glob("*.npz"))
 
 
 @cases("path", VECTORS, ids=lambda p: p.stem)
-def test_golden(path):
+def test_golden_cases_pass(path):
     result = run_case(path)
     assert result.status == "PASS", str(result)
 
 
-def changed(path, folder, change):
-    """Write a case again, as `change` leaves its dictionary of arrays."""
+def modified_case(path, folder, change):
+    """Write a copy of a case with its dictionary of arrays modified by `change`."""
     with np.load(path) as z:
         arrays = change(dict(z))
     np.savez(folder / path.name, **arrays)
@@ -48,41 +48,43 @@ def test_a_case_without_cotangents_has_no_gradients_to_compare(step, tmp_path):
         return {n: a for n, a in arrays.items() if not n.startswith(("in.cotangent", "out.grad."))}
 
     paths = [p for p in VECTORS if has_cotangents(p)][::step]
-    results = [run_case(changed(path, tmp_path, plain)) for path in paths]
+    results = [run_case(modified_case(path, tmp_path, plain)) for path in paths]
     assert len(results) > 10
     assert not [str(result) for result in results if result.status != "PASS"]
 
 
 def test_gradients_without_their_cotangents_fail(tmp_path):
     path = HERE / "golden" / "vectors" / "alibi2d__attn_learned_manhattan_norm_4x4.npz"
-    result = run_case(changed(path, tmp_path, lambda z: {n: a for n, a in z.items() if n != "in.cotangent"}))
+    result = run_case(
+        modified_case(path, tmp_path, lambda z: {n: a for n, a in z.items() if n != "in.cotangent"})
+    )
     assert result.status == "FAIL"
     assert "grad.x" in result.reason
 
 
 @cases("text", ["LayerNorm eps 1e-5", "<class 'torch.nn.modules.normalization.LayerNorm'>"])
-def test_a_norm_may_be_named_with_its_eps(text, tmp_path):
+def test_norm_names_with_eps_are_accepted(text, tmp_path):
     path = HERE / "golden" / "vectors" / "alibi2d__attn_learned_manhattan_norm_4x4.npz"
-    result = run_case(changed(path, tmp_path, lambda z: with_config(z, qk_norm_layer=text)))
+    result = run_case(modified_case(path, tmp_path, lambda z: with_config(z, qk_norm_layer=text)))
     assert result.status == "PASS", str(result)
 
 
-def test_use_bias_of_selective_rope_is_that_of_the_parameters(tmp_path):
+def test_use_bias_of_selective_rope_must_match_the_parameters(tmp_path):
     path = HERE / "golden" / "vectors" / "selective_rope__lowrank.npz"
-    result = run_case(changed(path, tmp_path, lambda z: with_config(z, use_bias=False, d_conv=4)))
+    result = run_case(modified_case(path, tmp_path, lambda z: with_config(z, use_bias=False, d_conv=4)))
     assert result.status == "PASS", str(result)
-    result = run_case(changed(path, tmp_path, lambda z: with_config(z, use_bias=True)))
+    result = run_case(modified_case(path, tmp_path, lambda z: with_config(z, use_bias=True)))
     assert "the options are not those of the parameters" in result.reason
     # a bias of log(0) per token adds nothing
     bias = np.full((1, 1, 2, 2), -np.inf, np.float32)
     result = run_case(
-        changed(path, tmp_path, lambda z: with_config(z, use_bias=True) | {"param.phi_bias": bias})
+        modified_case(path, tmp_path, lambda z: with_config(z, use_bias=True) | {"param.phi_bias": bias})
     )
     assert "differs" not in result.reason
     assert "not read" not in result.reason
 
 
-def test_norms_are_built_with_the_eps_behind_their_name():
+def test_norms_are_created_with_the_eps_of_their_name():
     assert norm_of("LayerNorm eps 1e-5")(8).eps == 1e-5
     assert norm_of("RMSNorm(eps=1e-06)")(8).eps == 1e-6
     assert norm_of("torch.nn.LayerNorm", 1e-3)(8).eps == 1e-3
@@ -98,21 +100,23 @@ def test_norms_are_built_with_the_eps_behind_their_name():
         ("alibi2d__attn_constant_norm_wrap_cls_reg4_4x6", "param.m"),
     ],
 )
-def test_values_that_a_case_implies_have_its_tolerance_and_nothing_stricter(case, array, tmp_path):
-    def moved(share):
+def test_implied_values_are_compared_with_the_tolerance_of_the_case(case, array, tmp_path):
+    def run_scaled(fraction):
         with np.load(HERE / "golden" / "vectors" / f"{case}.npz") as z:
             rtol = json.loads(str(z["meta"]))["tolerance"]["rtol"]
         path = HERE / "golden" / "vectors" / f"{case}.npz"
-        return run_case(changed(path, tmp_path, lambda z: z | {array: z[array] * (1 + share * rtol)}))
+        return run_case(
+            modified_case(path, tmp_path, lambda z: z | {array: z[array] * (1 + fraction * rtol)})
+        )
 
-    assert "are not those of the case" not in moved(0.5).reason
-    assert "are not those of the case" in moved(30).reason
+    assert "are not those of the case" not in run_scaled(0.5).reason
+    assert "are not those of the case" in run_scaled(30).reason
 
 
-def test_an_infinity_is_close_to_itself_alone(sincos):
+def test_infinities_are_close_only_to_themselves(sincos):
     case = Case(sincos())
-    got, want = np.array([-np.inf, 0.0, np.inf, np.nan]), np.array([-np.inf, -np.inf, -np.inf, np.nan])
-    assert case.close(got, want).tolist() == [True, False, False, True]
+    actual, expected = np.array([-np.inf, 0.0, np.inf, np.nan]), np.array([-np.inf, -np.inf, -np.inf, np.nan])
+    assert case.close(actual, expected).tolist() == [True, False, False, True]
 
 
 def write(path, meta, **arrays):
@@ -131,7 +135,7 @@ def sincos(tmp_path):
     return make
 
 
-def test_an_honest_case_passes(sincos):
+def test_a_correct_case_passes(sincos):
     assert run_case(sincos()).status == "PASS"
 
 
@@ -145,7 +149,7 @@ def test_an_honest_case_passes(sincos):
         ({"out.more": np.zeros(2)}, "not computed: ['more']"),
     ],
 )
-def test_the_runner_fails_what_is_wrong_or_unread(sincos, arguments, reason):
+def test_wrong_or_unread_values_fail(sincos, arguments, reason):
     result = run_case(sincos(**arguments))
     assert result.status == "FAIL"
     assert reason in result.reason
@@ -160,7 +164,7 @@ def test_a_broken_file_fails(tmp_path):
     assert run_case(tmp_path / "x__y.npz").status == "FAIL"
 
 
-def test_the_command_reports_and_exits(sincos, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_results_and_sets_the_exit_code(sincos, tmp_path, monkeypatch, capsys):
     sincos("sincos2d__good")
     sincos("sincos2d__bad", change=1.0)
     write(tmp_path / "later__one.npz", {"encoding": "later", "config": {}, "tolerance": {"rtol": 0.5}})

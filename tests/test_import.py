@@ -1,4 +1,4 @@
-"""What `import vispe` brings into a program, and what it leaves alone.
+"""Side effects of `import vispe`: imported modules and global state.
 
 The programs run in forks of one process that has imported torch, which is slow to import, and nothing else.
 """
@@ -96,10 +96,10 @@ for program in json.load(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def printed():
-    """Return what each program has printed."""
+def outputs():
+    """Return the parsed output of each program."""
     programs = [PROGRAM, ALONE, LISTED]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", START],
         input=json.dumps(programs),
         capture_output=True,
@@ -107,35 +107,35 @@ def printed():
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(programs, map(json.loads, done.stdout.splitlines()), strict=True))
+    assert process.returncode == 0, process.stderr
+    return dict(zip(programs, map(json.loads, process.stdout.splitlines()), strict=True))
 
 
-def test_import_brings_only_the_required_packages(printed):
-    ours = set(printed[PROGRAM]["ours"])
+def test_import_loads_only_required_packages(outputs):
+    ours = set(outputs[PROGRAM]["ours"])
     assert not ours & HEAVY
     assert not {m for m in ours - {"vispe"} if m not in sys.stdlib_module_names}
 
 
-def test_import_changes_nothing_of_the_program(printed):
-    assert printed[PROGRAM]["same"]
+def test_import_does_not_change_global_state(outputs):
+    assert outputs[PROGRAM]["same"]
 
 
-def test_timm_is_imported_by_what_needs_it_alone(printed):
-    first, then, missing, same, text, timm, _ = printed[ALONE]
+def test_timm_is_imported_only_when_needed(outputs):
+    first, then, missing, identical, text, timm, _ = outputs[ALONE]
     assert [first, then, missing] == [[], [], []]
-    assert same == [True] * 4
+    assert identical == [True] * 4
     assert text == "module 'vispe' has no attribute 'nothing'"
     assert timm
 
 
-def test_encodings_are_imported_when_requested(printed):
-    first, second, *all_listed = printed[LISTED]
+def test_encodings_are_imported_when_requested(outputs):
+    first, second, *all_listed = outputs[LISTED]
     assert [first, second, all_listed] == [[], ["alibi2d"], [True, True]]
 
 
-def test_names_of_train_are_imported_when_requested(printed):
-    assert printed[ALONE][-1] == []
+def test_names_of_train_are_imported_when_requested(outputs):
+    assert outputs[ALONE][-1] == []
 
 
 def _names(pattern):
@@ -151,7 +151,7 @@ def _names(pattern):
     "pattern", ["__init__.py", "attention/**/*.py", pytest.param("*.py", marks=pytest.mark.slow)]
 )
 def test_every_module_is_an_attribute_of_its_package(pattern):
-    """`import a.b.c as x` fails or gives something else if a package has another attribute of this name."""
+    """`import a.b.c as x` fails or binds another object if a package has another attribute of this name."""
     failed = []
     for name in _names(pattern):
         try:
@@ -165,7 +165,7 @@ def test_every_module_is_an_attribute_of_its_package(pattern):
     assert not failed
 
 
-def test_functions_with_the_name_of_a_package_stay_functions():
+def test_functions_with_the_name_of_a_package_remain_functions():
     import vispe.train
 
     assert "q" in inspect.signature(vispe.attention).parameters

@@ -1,4 +1,4 @@
-"""The notebooks of the tutorials run from their first cell to their last, and what they show is stored with them."""
+"""Tutorial notebooks: all cells run, and their outputs are stored."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ def text(cell):
     return "".join(cell["source"])
 
 
-def test_there_are_four():
+def test_there_are_four_notebooks():
     assert [path.stem for path in NOTEBOOKS] == [
         "audit-and-retrofit",
         "first-micrograph",
@@ -32,7 +32,7 @@ def test_there_are_four():
 
 
 @cases("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_stored_outputs_are_whole_small_and_without_errors(path):
+def test_stored_outputs_are_complete_small_and_without_errors(path):
     assert path.stat().st_size < LARGEST
     code = cells(path, "code")
     counts = [cell["execution_count"] for cell in code]
@@ -40,14 +40,14 @@ def test_stored_outputs_are_whole_small_and_without_errors(path):
     outputs = [output for cell in code for output in cell["outputs"]]
     assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
     assert sum("image/png" in o.get("data", {}) for o in outputs) >= 2
-    # a last expression without a print shows an object without information
+    # a final expression without print would only show the repr of an object
     assert [o for o in outputs if o["output_type"] == "execute_result"] == []
     assert str(Path.home()) not in path.read_text()
     assert "/tmp/" not in path.read_text()
 
 
 @cases("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_texts_are_short_begin_with_a_title_and_end_with_what_comes_next(path):
+def test_texts_are_short_with_a_title_and_a_final_next_steps_section(path):
     texts = [text(cell) for cell in cells(path, "markdown")]
     assert texts[0].startswith("# ")
     assert "**Next:**" in texts[-1]
@@ -63,7 +63,7 @@ def test_notebooks_run(path, tmp_path, monkeypatch, capsys):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pytest.importorskip("transformers" if path.stem == "vlm-scheme" else "skimage")
     monkeypatch.chdir(tmp_path)
-    pyplot.close("all")  # what tests before have left
+    pyplot.close("all")  # figures of earlier tests
     space = {"__name__": "notebook"}
     drawn = 0
     for number, cell in enumerate(cells(path, "code"), 1):

@@ -1,4 +1,4 @@
-"""The playground: the page is small, needs no network, and works in a browser."""
+"""Playground: the page is small, loads nothing from the network, and works in a browser."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def test_the_page_is_small_and_loads_nothing(page):
     assert not re.search(r"\b(fetch|XMLHttpRequest|eval)\b", page)
 
 
-def test_the_page_in_chromium(page, tmp_path):
+def test_the_page_works_in_chromium(page, tmp_path):
     figure = page[page.index("<style>") : page.rindex("</script>")] + "</script>"
     assert "\n\n" not in figure, "Markdown would end the element at an empty line"
     check_in_chromium(figure, tmp_path)

@@ -1,4 +1,4 @@
-"""The public names: an exact list, so that adding one is a decision, each with its documentation."""
+"""Public API: an exact list of names, each with documentation and annotations."""
 
 import inspect
 import re
@@ -40,12 +40,12 @@ PUBLIC = [
 ]
 
 
-def test_the_list():
+def test_public_names_equal_the_list():
     assert sorted(vispe.__all__) == PUBLIC
     assert all(hasattr(vispe, name) for name in PUBLIC)
 
 
-def test_version_is_said_once():
+def test_version_is_defined_once():
     assert re.fullmatch(r"\d+\.\d+\.\d+", vispe.__version__)
     root = Path(vispe.__file__).resolve().parents[1]
     pyproject = root / "pyproject.toml"
@@ -83,7 +83,7 @@ def test_every_public_name_is_documented(name):
         assert not missing
 
 
-def test_arguments_are_annotated():
+def test_public_arguments_are_annotated():
     for name in PUBLIC:
         thing = getattr(vispe, name)
         functions = [f for _, f in _documented(thing)] if inspect.isclass(thing) else [thing]

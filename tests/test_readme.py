@@ -1,4 +1,4 @@
-"""README is true: its Python runs, its tables are those of the code, its commands are known."""
+"""README: Python blocks run, generated tables are up to date, commands exist."""
 
 import importlib.util
 import re
@@ -30,7 +30,7 @@ def test_generated_parts_are_up_to_date():
         assert module.updated(page.read_text()) == page.read_text(), f"{page.name}: run python eval/tables.py"
 
 
-def test_it_is_short():
+def test_readme_is_short():
     assert len(README.splitlines()) < 150
 
 

@@ -1,4 +1,4 @@
-"""What vispe removes: only entries of an output folder that it wrote, never what a link points to."""
+"""Removal of files: only entries of an output folder that vispe wrote, never the target of a link."""
 
 import ast
 import json
@@ -26,7 +26,7 @@ def test_only_direct_entries_of_the_folder_are_removed(tmp_path, name):
     assert all(file.read_text() == "mine" for file in files)
 
 
-def test_of_a_link_the_link_is_removed(tmp_path):
+def test_removing_a_link_does_not_remove_its_target(tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("mine")
     link = tmp_path / "out"
@@ -38,8 +38,8 @@ def test_of_a_link_the_link_is_removed(tmp_path):
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "mine"
 
 
-def test_folders_are_removed_in_one_module_only():
-    """`shutil.rmtree` follows whatever name it gets, so every other module calls `vispe.utils.files.remove`."""
+def test_folders_are_removed_only_in_two_modules():
+    """`shutil.rmtree` accepts any path, so all other modules call `vispe.utils.files.remove`."""
     calls = []
     for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_force_deletes_nothing_that_a_training_has_not_written(tmp_path, name):
+def test_force_deletes_only_files_written_by_a_retrofit(tmp_path, name):
     path = tmp_path / FOREIGN[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
@@ -80,7 +80,7 @@ def test_force_deletes_nothing_that_a_training_has_not_written(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["state", "tensorboard", "log.jsonl", "card.json"])
-def test_force_deletes_nothing_through_a_link(tmp_path, name):
+def test_force_deletes_nothing_through_links(tmp_path, name):
     out, foreign = tmp_path / "out", tmp_path / "foreign"
     out.mkdir()
     foreign.mkdir()
@@ -97,8 +97,8 @@ def test_force_deletes_nothing_through_a_link(tmp_path, name):
     assert (foreign / "000000001" / "thesis.txt").read_text() == "mine"
 
 
-def test_code_of_repositories_is_never_trusted():
-    """On a terminal transformers asks whether to run such code, unless `trust_remote_code` says no."""
+def test_trust_remote_code_is_always_false():
+    """On a terminal transformers prompts to run such code, unless `trust_remote_code` is False."""
     calls = []
     for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_code_of_repositories_is_never_trusted():
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             if node.func.attr == "from_pretrained" and "Auto" in ast.unparse(node.func.value):
-                said = {k.arg: ast.unparse(k.value) for k in node.keywords}
-                calls.append((file.name, said.get("trust_remote_code")))
+                keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                calls.append((file.name, keywords.get("trust_remote_code")))
     assert len(calls) >= 6
     assert {said for _, said in calls} == {"False"}, calls

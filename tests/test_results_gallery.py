@@ -1,4 +1,4 @@
-"""The gallery of results: numbers and commands of the page are those of the program, scribbles follow the rule."""
+"""Gallery of results: the page agrees with the program, and scribbles follow their rule."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ def results(program):
     return json.loads(program.RESULT.read_text())["rows"]
 
 
-def test_the_page_has_the_numbers_the_commands_and_the_figures_of_the_program(program, results):
+def test_the_page_has_the_numbers_commands_and_figures_of_the_program(program, results):
     page = program.PAGE.read_text()
     assert list(results) == list(program.EXAMPLES) == NAMES
     assert f"{program.START}\n{program.table(results)}\n{program.END}" in page
@@ -42,7 +42,7 @@ def test_the_figures_are_small(program):
     assert sum(sizes) < 1_500_000
 
 
-def test_counts_equal_those_by_eye(results):
+def test_object_counts_equal_manual_counts(results):
     known = {name: row["objects"] for name, row in results.items() if row.get("objects", {}).get("known")}
     assert {name: objects["count"] for name, objects in known.items()} == {"cell": 1, "coins": 24}
     assert all(objects["count"] == objects["known"] for objects in known.values())
@@ -57,7 +57,7 @@ def test_scribbles_follow_the_rule(program, name):
 
 
 @pytest.mark.slow
-def test_the_command_gives_the_numbers_of_the_page(program, results, tmp_path):
+def test_the_command_reproduces_the_numbers_of_the_page(program, results, tmp_path):
     words = program.words("coins", str(tmp_path))
     words[3] = str(program.scribble_file("coins"))
     assert program.command(words) == 0

@@ -1,4 +1,4 @@
-"""Seeded faults of `eval/mutation`: each changes the code, and none breaks its syntax."""
+"""Mutations of `eval/mutation`: each changes the code and preserves valid syntax."""
 
 import ast
 import importlib.util
@@ -38,7 +38,7 @@ def faults_of():
     del sys.modules[spec.name]
 
 
-def test_faults_of_a_function(faults_of, tmp_path):
+def test_mutations_of_a_function(faults_of, tmp_path):
     (tmp_path / "a.py").write_text(SOURCE)
     faults = faults_of("a.py", tmp_path)
     plain = ast.dump(ast.parse(SOURCE))

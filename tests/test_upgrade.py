@@ -1,4 +1,4 @@
-"""The upgrade page: every new name exists, and no old one does."""
+"""Upgrade page: every new name exists, and no old name does."""
 
 import importlib
 import inspect

@@ -1,12 +1,12 @@
-"""Attention with a position bias: the fused kernels against everything else that can compute it, on this machine.
+"""Benchmark of attention with a position bias: fused kernels against all other backends on this machine.
 
     python eval/bench/attention.py [--minutes 9] [--out eval/results/attention_<device>.json]
     python eval/bench/attention.py --device cpu
-    TRITON_INTERPRET=1 python eval/bench/attention.py --dry-run      (every path on tiny tensors; no times)
+    TRITON_INTERPRET=1 python eval/bench/attention.py --dry-run      (tiny tensors, without times)
 
-First all kernels are checked against float64; nothing is timed while one fails, unless --force. Rows come in order of
-importance and are stored one by one: a run that was stopped goes on where it was, and after the kernels have changed it
-measures only them again. With one thread, a CPU is timed by its own clock, which other processes do not disturb.
+All kernels are checked against float64 first; a failed check stops the program, unless --force. Rows are measured in
+order of importance and stored one by one: an interrupted run resumes, and after a change of the kernels only their rows
+are measured again. With one thread, CPU time of the process is measured, which depends little on other processes.
 """
 
 from __future__ import annotations

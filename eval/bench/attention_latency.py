@@ -1,11 +1,11 @@
-"""Time that one call of the fused kernels takes on the host: everything but the launches themselves.
+"""Benchmark of the host overhead of one call of the fused kernels, without the launches themselves.
 
     python eval/bench/attention_latency.py [--calls 400] [--out eval/results/attention_latency.json]
 
-A stand-in for the CUDA driver compiles the kernels for compute capability 9.0, and a launch does nothing, so no GPU is
-needed. Inputs: one image of 14 x 14 patches and a class token, 6 heads of 64 channels, bfloat16. The table of learned
-biases is created once per call, as in a model. Each row is the lowest tenth of all calls, which other processes hardly
-affect, and the median. 'SDPA' is torch's attention without a bias for 16 tokens.
+A fake CUDA driver compiles the kernels for compute capability 9.0, and a launch does nothing, so no GPU is needed.
+Inputs: one image of 14 x 14 patches and a class token, 6 heads of 64 channels, bfloat16. The table of learned biases is
+created once per call, as in a model. Each row has the lowest decile of all calls, which other processes hardly affect,
+and the median. 'SDPA' is torch's attention without a bias for 16 tokens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Memory of attention with a position bias on a CPU, forward and backward, against the number of tokens.
+"""Benchmark of the memory of attention with a position bias on a CPU, forward and backward, by number of tokens.
 
     python eval/bench/attention_memory.py [alibi2d ...] [--grid-sizes 32 64 128] [--out
     eval/results/attention_memory.json]
 
-Each row is a process of its own with one thread: the peak of its resident memory above that after creating the inputs
-(one image, 6 heads of 64 channels, float32), and the CPU time of one step. The step includes everything that a model
-computes once for a grid. 'none' is SDPA without a bias. Rows of other specs remain in the file.
+Each row is measured in a separate process with one thread: the peak resident memory above that after creating the
+inputs (one image, 6 heads of 64 channels, float32), and the CPU time of one step. The step includes all values that a
+model computes once per grid. 'none' is SDPA without a bias. Rows of other specs remain in the file.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def measure(spec: str, side: int) -> dict[str, Any]:
     q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
     # the first call of a kernel allocates memory that does not depend on its inputs
     F.scaled_dot_product_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64])
-    before, start = peak(), time.process_time()
+    baseline, start = peak(), time.process_time()
     if encoding is None:
         out = F.scaled_dot_product_attention(q, k, v)
     else:
         out = attention(q, k, v, bias=encoding.bias(grid.positions(), 0))
     out.backward(cotangent)
     seconds = time.process_time() - start
-    memory = (peak() - before) / MIB
+    memory = (peak() - baseline) / MIB
     return {
         "encoding": spec,
         "tokens": grid.tokens,

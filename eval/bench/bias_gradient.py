@@ -1,11 +1,11 @@
-"""Attention on CPU with a bias, forward and backward, against SDPA without one.
+"""Benchmark of attention with a bias on CPU, forward and backward, relative to SDPA without a bias.
 
     python eval/bench/bias_gradient.py [--rounds 11] [--grid-sizes 14 16 32 37] [--dtypes float32 bfloat16] [--fresh]
 
-All ways of one shape run in turn on one thread; the numbers are CPU times relative to SDPA without a mask (medians),
-so other load on the machine matters little. `before` is a learned bias as a dense mask with a gradient, which was the
-only way before `vispe.attention.backends.blocked`; strips are
-measured everywhere, and taken where a row says so. A run that was stopped goes on where it was.
+All variants of a shape run interleaved on one thread; the numbers are CPU times relative to SDPA without a mask
+(medians), so other load on the machine matters little. `before` is a learned bias as a dense mask with a gradient,
+which was the only implementation before `vispe.attention.backends.blocked`; strips are always measured, and a row
+states whether they are selected. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def measure(side: int, prefix: int, heads: int, batch: int, dtype: str, rounds: 
 
 
 def ratios(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return milliseconds of the first way, and times of the others relative to it."""
+    """Return milliseconds of the first variant, and times of the others relative to it."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(rounds + 1):
         for name, call in list(ways.items())[:: 1 if i % 2 else -1]:

@@ -1,10 +1,10 @@
-"""Time per generated token of vision-language models with a position scheme, against stock in the same run.
+"""Benchmark of the time per generated token of vision-language models with a position scheme, relative to stock.
 
     python eval/bench/decode.py
 
-Random models of two layers with one image, one thread, a cache. Both models of a pair decode token by token in turn, so
-that a noisy machine slows both equally; a time is the CPU time of the process, the median over tokens.
-Writes eval/results/decode_cpu.json.
+Random models of two layers with one image, one thread and a KV cache. Both models of a pair decode tokens interleaved,
+so that a noisy machine slows both equally; a time is the median CPU time of the process over tokens. Writes
+eval/results/decode_cpu.json.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def timed(stock: Any, model: Any, inputs: dict[str, Any], tokens: int) -> tuple[float, float]:
-    """Return the milliseconds of CPU time per token of both models, in turn."""
+    """Return the milliseconds of CPU time per token of both models, measured interleaved."""
     runs = [steps(one, inputs) for one in (stock, model)]
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(tokens + 20):
@@ -70,7 +70,7 @@ def timed(stock: Any, model: Any, inputs: dict[str, Any], tokens: int) -> tuple[
 
 
 def steps(model: Any, inputs: dict[str, Any]) -> Iterator[float]:
-    """Generate greedily without an end, with the methods that `generate` calls; yield the seconds of each token."""
+    """Generate greedily without a stop token, with the methods that `generate` calls; yield the seconds per token."""
     kwargs = {k: v for k, v in inputs.items() if k != "input_ids"} | {"use_cache": True}
     ids = inputs["input_ids"]
     with torch.no_grad():

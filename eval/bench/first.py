@@ -1,13 +1,13 @@
-"""The first minutes on a GPU: compile, check, ceilings, the quick protocol, and the time of each kernel.
+"""First benchmark on a GPU: compilation, checks, peak rates, the quick protocol, and the time of each kernel.
 
 Then latencies with CUDA graphs, whole models, and a sanitizer.
 
     python eval/bench/first.py --out FOLDER [--minutes 9] [--num-workers 14]
-    TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry-run       (every path on tiny tensors; no times)
+    TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry-run       (tiny tensors, without times)
 
-It runs from a plain checkout. Every stage is a process with a time limit, which is ended with all processes that it
-started. It appends each result to FOLDER/<stage>.jsonl; FOLDER/first.json has the stages that ended. The next run skips
-completed stages and continues the others. Next comes `tune.py`, then `attention.py`.
+It runs from a plain checkout. Every stage is a process with a time limit, which is terminated with all its child
+processes. It appends each result to FOLDER/<stage>.jsonl; FOLDER/first.json lists the completed stages. The next run
+skips them and continues the others. Next comes `tune.py`, then `attention.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZE = 8192  # side of the matrices of the ceiling
 
 
 def main() -> int:
-    """Run the stages that are missing, or one of them in this process."""
+    """Run the missing stages, or one stage in this process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,11 +62,11 @@ def main() -> int:
     path, end = args.out / "first.json", time.monotonic() + 60 * args.minutes
     records: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for stage in STAGES:
-        left = end - time.monotonic()
-        if "result" in records.get(stage, {}) or left < 5:
+        remaining = end - time.monotonic()
+        if "result" in records.get(stage, {}) or remaining < 5:
             continue
         start = time.monotonic()
-        records[stage] = run(stage, args, min(left, SECONDS[stage]))
+        records[stage] = run(stage, args, min(remaining, SECONDS[stage]))
         records[stage]["seconds"] = round(time.monotonic() - start, 1)
         path.write_text(json.dumps(records, indent=1) + "\n")
         print(stage, json.dumps(records[stage])[:600], flush=True)
@@ -95,7 +95,7 @@ def facts(args: argparse.Namespace, results: Results) -> None:
 
 
 def clocks() -> list[str]:
-    """Return clocks, power and temperature from nvidia-smi; nothing where it is not installed."""
+    """Return clocks, power and temperature from nvidia-smi; empty if it is not installed."""
     if not shutil.which("nvidia-smi"):
         return []
     requested = (

@@ -1,15 +1,15 @@
-"""How long a changed scribble takes: features cached in memory against everything computed again.
+"""Benchmark of the response to a changed scribble: features cached in memory against full recomputation.
 
     python eval/bench/interactive.py [--rounds 30] [--threads 2] [--out eval/results/interactive.json]
 
 The image is scikit-image's `cell` micrograph, mirrored to 1000 x 1000 pixels, with strokes 5 px wide of 2, then of 3
-classes by grey level. Rounds take turns between two drawings that differ by one stroke, so that every round has labels
-that the round before it did not have. `preview_ms` is the answer while one draws, by logistic regression: features of
-the labelled pixels looked up, classifier fitted, page predicted and decided; `parts_ms` times each of these.
-`ensemble_ms` is the result that follows, `Live.update`. `anew_ms` is the preview from pixels: what `vispe segment`
-does between reading and writing files, in the same process. `layers_ms`, where napari is installed, is what napari's
-layers need to accept the result, without the canvas, which needs a screen. `cpu` is what all cores spent, the only
-number that counts when others use the machine; see `load_average`.
+classes by grey level. Rounds alternate between two sets of scribbles that differ by one stroke, so that the labels of
+every round are new. `preview_ms` is the time of the preview by logistic regression: look up the features of the
+labelled pixels, fit the classifier, predict the page and take the argmax; `parts_ms` has the time of each step.
+`ensemble_ms` is the time of the result after it, `Live.update`. `anew_ms` is the preview from pixels: all steps of
+`vispe segment` between reading and writing files, in the same process. `layers_ms` is the time in which the layers of
+napari, if installed, accept the result, without the canvas, which needs a screen. `cpu` is the CPU time of all cores,
+the only reliable number on a shared machine; see `load_average`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
         turn[0] += 1
         return drawings[turn[0] % 2]
 
-    whole = timed(lambda: preview(live, changed()), args.rounds)
+    preview_times = timed(lambda: preview(live, changed()), args.rounds)
     ensemble = timed(lambda: live.update(changed()), args.full_rounds)
     anew = timed(lambda: from_pixels(live, changed(), count), args.full_rounds)
     parts = {
@@ -102,12 +102,12 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
     expected = from_pixels(live, drawings[0], count)
     out = {
         "labelled_pixels": int((drawings[0] > 0).sum()),
-        "preview_ms": milliseconds(whole),
+        "preview_ms": milliseconds(preview_times),
         "ensemble_ms": milliseconds(ensemble),
         "parts_ms": {name: milliseconds(seconds) for name, seconds in parts.items()},
         "anew_ms": milliseconds(anew),
-        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(whole)["median"], 1),
-        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(whole)["cpu"], 1),
+        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(preview_times)["median"], 1),
+        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(preview_times)["cpu"], 1),
         "largest_difference_of_probabilities": float(np.abs(actual.prob - expected.prob).max()),
         "labels_that_differ": int((actual.labels != expected.labels).sum()),
         "rounds": args.rounds,
@@ -118,14 +118,14 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
 
 
 def preview(live: Live, labels: np.ndarray) -> Prediction:
-    """The first answer to changed labels."""
+    """Return the preview for changed labels."""
     live.draw(labels)
     live.fit(preview=True)
     return live.predict()
 
 
 def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
-    """Everything that depends on the image, and everything that depends on labels."""
+    """Compute the features of the image, and the preview from them."""
     page, valid = live.normalized()
     features = Features(DEFAULT)
     mask = labels > 0
@@ -138,7 +138,7 @@ def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
 
 
 def shown(grey: np.ndarray, live: Live, result: Prediction) -> Callable[[], None]:
-    """Return what brings a result to layers that are there."""
+    """Return the function that updates existing layers with a result."""
     from napari.components import ViewerModel
 
     from vispe.segment.napari.requests import Answer
@@ -152,7 +152,7 @@ def shown(grey: np.ndarray, live: Live, result: Prediction) -> Callable[[], None
 
 
 def synthetic_image(side: int) -> np.ndarray:
-    """The cell micrograph, mirrored to size."""
+    """Return the cell micrograph, mirrored to size."""
     from skimage import data
 
     cell = data.cell()
@@ -162,7 +162,7 @@ def synthetic_image(side: int) -> np.ndarray:
 
 
 def strokes(grey: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two drawings, the second with one stroke more; a stroke has the class of the grey level under it."""
+    """Return two sets of scribbles, the second with one more stroke; classes follow from the grey level."""
     from scipy.ndimage import gaussian_filter
     from skimage.draw import line
 
@@ -177,14 +177,14 @@ def strokes(grey: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         end = np.clip(start + rng.integers(-60, 61, 2), WIDTH, side - WIDTH - 1)
         rows, columns = line(*map(int, (*start, *end)))
         number = truth[tuple(start)]
-        same = truth[rows, columns] == number
+        matches = truth[rows, columns] == number
         for shift in range(-(WIDTH // 2), WIDTH // 2 + 1):
-            labels[rows[same] + shift, columns[same]] = number
+            labels[rows[matches] + shift, columns[matches]] = number
     return before, labels
 
 
 def timed(work: Callable[[], Any], rounds: int) -> list[tuple[float, float]]:
-    """Return the seconds of each round, on the clock and of all cores."""
+    """Return the wall time and the CPU time of all cores of each round in seconds."""
     seconds = []
     for _ in range(rounds):
         start = time.perf_counter(), time.process_time()
@@ -194,7 +194,7 @@ def timed(work: Callable[[], Any], rounds: int) -> list[tuple[float, float]]:
 
 
 def milliseconds(seconds: list[tuple[float, float]]) -> dict[str, float]:
-    """Median, fastest and slowest tenth on the clock, and the median of what all cores together spent."""
+    """Return the median and the 10th and 90th percentile of the wall time, and the median CPU time of all cores."""
     ordered = sorted(wall for wall, _ in seconds)
     late = ordered[min(round(0.9 * len(ordered)), len(ordered) - 1)]
     cores = statistics.median(cpu for _, cpu in seconds)
@@ -203,7 +203,7 @@ def milliseconds(seconds: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def load() -> float:
-    """How many processes wanted a core in the last minute; timings count when it is not above `--threads`."""
+    """Return the load average of the last minute; timings are valid if it does not exceed `--threads`."""
     return os.getloadavg()[0]
 
 

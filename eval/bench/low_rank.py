@@ -1,4 +1,4 @@
-"""Low-rank approximations of bias tables (FlashBias, arXiv 2505.12044): rank, error and CPU time.
+"""Benchmark of low-rank approximations of bias tables (FlashBias, arXiv 2505.12044): rank, error and CPU time.
 
     python eval/bench/low_rank.py
 

@@ -1,16 +1,15 @@
-"""Coordinates of one long sequence by every position scheme, on this machine's CPU.
+"""Benchmark of the coordinates of one long sequence for every position scheme on this CPU.
 
     python eval/bench/positions.py [mrope_i vrope ...] [--rounds 21] [--out eval/results/positions_cpu.json]
 
-The sequence has 131,072 tokens and 1,000 images of several sizes with text between them, as a processor describes it:
-types of tokens, and grids of patches that are merged 2 x 2. For `rope_dhr` the images are four tiles and a thumbnail
-each, for `group_pe` the texts belong to two groups in turn.
+The sequence has 131,072 tokens and 1,000 images of several sizes with text between them, in the format of a processor:
+token types, and grids of patches that are merged 2 x 2. For `rope_dhr` the images are four tiles and a thumbnail each,
+for `group_pe` the texts belong to two groups in turn.
 
-Measured are `Stream.from_ids`, and the coordinates and the next token's of a stream that is new (what a stream
-remembers after its first use is not counted): medians of wall time, with one thread and with all, and of the
-processor's time.
-Other work on the machine makes runs with all threads many times slower, so every row has the machine's load. Names of
-schemes measure these again and leave the other rows as they are.
+Measured are `Stream.from_ids`, and the coordinates of a new stream and of its next token (without values cached by an
+earlier use): medians of wall time, with one thread and with all threads, and of CPU time. Other processes make runs
+with all threads many times slower, so every row has the load average. If schemes are named, only their rows are
+measured again.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def processed(scheme: str) -> dict[str, Any]:
-    """Return what a processor gives for the sequence: types, image grids in patches or tiles, a mask, groups."""
+    """Return the processor output for the sequence: types, image grids in patches or tiles, a mask, groups."""
     tiled = scheme == "rope_dhr"
     sides = [(TILES if tiled else SIDES)[i % 5] for i in range(IMAGES)]
     sizes = [h * w * (5 if tiled else 1) for h, w in sides]
@@ -91,7 +90,7 @@ def processed(scheme: str) -> dict[str, Any]:
 
 
 def whole(scheme: Scheme, arguments: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the seconds that the stream takes, those that its coordinates take, and the processor's for both."""
+    """Return the wall times of the stream and of its coordinates, and the CPU time of both, in seconds."""
     busy, start = time.process_time(), time.perf_counter()
     stream = Stream.from_ids(**arguments)
     middle = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Speed and memory of `vispe segment` on 0.01, 1, 4 and 16 Mpixel, each in a process of its own.
+"""Benchmark of speed and memory of `vispe segment` on 0.01, 1, 4 and 16 Mpixel, each in a separate process.
 
     python eval/bench/segment.py [--rounds 5] [--out eval/results/segment_speed.json]
     OMP_NUM_THREADS=1 python eval/bench/segment.py --megapixels 0.01 1 --classifier ensemble logistic --rounds 3 \\
@@ -6,9 +6,9 @@
 
 The image is scikit-image's `cell` micrograph, mirrored to size; strokes 3 pixels wide all over it label a quarter per
 cent of the pixels.
-`wall_s` is the whole command, start of Python and training included; `prediction_s` the image alone, its files
-included. The smallest image shows what every run costs before the first pixel, mostly imports. Each row is the fastest
-round, for what else runs on a machine only adds time, with the highest peak of memory of all rounds; `walls_s` has the
+`wall_s` is the wall time of the command, including the start of Python and training; `prediction_s` that of the image
+alone, including its files. The smallest image shows the fixed cost of a run, mostly imports. Each row is the fastest
+round, as other processes can only add time, with the highest peak memory of all rounds; `walls_s` has the
 times of all and `median_s` their median, and `matmul_gflops` is the speed of the machine just before each of them:
 products of float32 matrices of 2048 x 2048 on all cores, the median of ten. `least_cpu_s` is the least CPU time of all
 rounds (user and system), and `libraries_cpu_s` the least of a process that imports PyTorch and scikit-learn: the part
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def inputs(megapixels: float, folder: Path) -> tuple[Path, Path]:
-    """Write an image of so many megapixels and its labels."""
+    """Write an image of `megapixels` and its labels."""
     from skimage import data
 
     cell = data.cell()
@@ -112,7 +112,7 @@ def fastest(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def matmul_speed(side: int = 2048, rounds: int = 10) -> float:
-    """Return what all cores do in products of float32 matrices, in GFLOP/s."""
+    """Return the speed of float32 matrix products on all cores in GFLOP/s."""
     a, times = torch.rand(side, side), []
     for _ in range(rounds + 1):
         start = time.perf_counter()

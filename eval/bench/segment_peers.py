@@ -1,4 +1,4 @@
-"""Time and memory of `vispe segment` alongside what people use today, on the same image and labels, in one run.
+"""Benchmark of time and memory of `vispe segment` against common alternatives on the same image and labels.
 
     python eval/bench/segment_peers.py [--megapixels 1 4] [--rounds 2]
 
@@ -9,8 +9,8 @@
   weights are random, which takes the same time.
 - `vispe_default`: `vispe segment --classifier logistic`, the fastest classifier.
 
-Every run is a process of its own, from the start of Python to the written label map. The rows of a size are measured
-one after the other, round by round; the fastest round counts. Ratios are to `skimage_forest`.
+Every run is a separate process, from the start of Python to the written label map. The rows of a size are measured
+interleaved, round by round; the fastest round is reported. Ratios are to `skimage_forest`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""CPU time of `vispe segment` with two threads and with one on a busy machine.
+"""Benchmark of the CPU time of `vispe segment` with two threads and with one on a busy machine.
 
     python eval/bench/segment_threads.py [--rounds 1] [--busy 2] [--out eval/results/segment_threads.json]
 
-Threads that wait for one that has no core must not spin: on a shared machine the cores that they take are those of
-others, and cluster nodes bill them. So the same run, 1 Mpixel of scikit-image's `cell` micrograph with the strokes of
+Threads that wait for a thread without a core must not spin: on a shared machine they take the cores of other users, and
+cluster nodes bill them. Therefore the same run, 1 Mpixel of scikit-image's `cell` micrograph with the strokes of
 `interactive.py`, is repeated with one thread and with two (`OMP_NUM_THREADS`), alongside `--busy` processes that each
-want a whole core. `cpu_s` is user and system time of the whole command, start of Python included, the median over
+use a complete core. `cpu_s` is user and system time of the whole command, start of Python included, the median over
 rounds; `ratio` is that of two threads over that of one. `--busy 0` on a quiet machine shows whether two threads are
 still faster: see `wall_s`.
 """
@@ -67,9 +67,9 @@ def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]
     load = []
     for _ in range(args.rounds):
         for threads in cpu:
-            seconds, whole = measured(folder, MODES[mode], threads, args.busy)
+            seconds, wall_time = measured(folder, MODES[mode], threads, args.busy)
             cpu[threads].append(seconds)
-            wall[threads].append(whole)
+            wall[threads].append(wall_time)
             load.append(os.getloadavg()[0])
     middle = {threads: statistics.median(values) for threads, values in cpu.items()}
     return {
@@ -84,23 +84,23 @@ def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]
 
 
 def measured(folder: Path, words: list[str], threads: int, busy: int) -> tuple[float, float]:
-    """Return seconds of one run: of all cores, and on the clock."""
+    """Return the CPU time of all cores and the wall time of one run in seconds."""
     command = [sys.executable, "-m", "vispe.cli.main", "segment", str(folder / "a.png"), *words, "--force"]
     command += ["--labels", str(folder / "a_labels.png"), "-o", str(folder / "out")]
-    own = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(busy)]
     try:
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
-        whole = time.perf_counter() - start
+        wall_time = time.perf_counter() - start
     finally:
         for one in others:
             one.kill()
             one.wait()
     if status:
         raise SystemExit(f"vispe segment failed with status {status}.")
-    return usage.ru_utime + usage.ru_stime, whole
+    return usage.ru_utime + usage.ru_stime, wall_time
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Instructions of a forward loop that reads the strip of a bias through a tensor descriptor, or through pointers.
+"""Instruction counts of a forward loop that reads the strip of a bias through a tensor descriptor or pointers.
 
     python eval/bench/strip_descriptor.py [--out eval/results/strip_descriptor.json]
 
 A tensor descriptor copies a box of the strip to shared memory in one instruction (TMA), without addresses per thread.
 The loop is that of `forward` for one head of 64 channels in half precision on a grid of whole tiles, compiled for
 compute capability 9.0 without a GPU. A box has the queries of one row, so a grid of 32 columns takes two boxes per tile
-of 64 queries. Counts are per score and per thread; they do not show how long a thread waits.
+of 64 queries. Counts are per score and per thread, without latencies.
 """
 
 from __future__ import annotations

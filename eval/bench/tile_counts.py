@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of the candidates of `tune.py`, as compiled for a GPU that is not there.
+"""Registers, spills and shared memory of the candidates of `tune.py`, compiled without a GPU.
 
     python eval/bench/tile_counts.py [--kernels grad_kv] [--widths 128] [--out eval/results/tile_counts.json]
 

@@ -1,4 +1,4 @@
-"""Interleaved timing: two things are run in turn, so that a noisy machine slows both equally."""
+"""Interleaved timing: two functions run alternately, so that a noisy machine slows both equally."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compare(
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Return what a number depends on: versions, machine, commit."""
+    """Return the environment of a measurement: versions, machine, commit."""
     import vispe
 
     return {
@@ -70,7 +70,7 @@ def version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout; nothing where there is no repository or no git."""
+    """Return the commit of the checkout; empty without a repository or without git."""
     root = Path(__file__).parents[2]
     try:
         done = subprocess.run(

@@ -1,11 +1,11 @@
 """Choose the tiles of the fused kernels on this GPU, and write them into vispe/attention/backends/triton/tiles.json.
 
     python eval/bench/tune.py [--minutes 9] [--kernels forward grad_q] [--widths 64] [--dtypes half] [--out FILE]
-    TRITON_INTERPRET=1 python eval/bench/tune.py --dry-run --out FILE      (every path on tiny tensors)
+    TRITON_INTERPRET=1 python eval/bench/tune.py --dry-run --out FILE      (tiny tensors)
 
-Every candidate is checked against float64 before it is timed. A row of the file changes when a candidate is at least
-2 % faster than the tiles of today, and says then which GPU it was measured on. The file is written after each row, and
-rows of this GPU are not measured again without --fresh. Nothing is tuned when the library runs.
+Every candidate is checked against float64 before it is timed. A row of the file changes if a candidate is at least 2 %
+faster than the current tiles, and then has the name of the GPU. The file is written after each row, and rows of this
+GPU are not measured again without --fresh. The library itself never tunes at run time.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: float) -> tiles.Tiles | None:
-    """Return the best tiles of one row, None when the time was over before all were tried."""
+    """Return the best tiles of one row; None if the time limit was reached before all candidates were measured."""
     dry = device == "cpu"
     dtype = getattr(torch, DTYPES[key["dtype"]])
     known = HALF[key["kernel"], key["width"]] if key["dtype"] == "half" else OTHER[key["dtype"]]
@@ -141,8 +141,8 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
                 result[size] = [] if wrong else [milliseconds(run, device) for run in works]
             except Exception as error:  # such tiles do not fit on this GPU
                 wrong = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:150]
-        shown = wrong or ", ".join(f"{ms:.4g} ms" for ms in result[size])
-        say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {shown}")
+        summary = wrong or ", ".join(f"{ms:.4g} ms" for ms in result[size])
+        say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {summary}")
     result = {size: times for size, times in result.items() if times}
     if not result:
         return now
@@ -166,7 +166,7 @@ def trying(key: dict[str, Any], size: tiles.Tiles, older: bool) -> Iterator[None
 
 
 def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str) -> str | None:
-    """Return what is wrong with the tiles that are tried, or None."""
+    """Return the error of the candidate tiles, or None."""
     grid = Grid((3, 4), 1) if device == "cpu" else ODD[key["tokens"]]
     limits = LIMITS[DTYPES[key["dtype"]]]
     slack = 2 if device == "cpu" else 1  # the interpreter cuts bfloat16 where a GPU rounds

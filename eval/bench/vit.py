@@ -1,10 +1,10 @@
-"""ViT-S forward with an encoding against the same ViT with its learned table, on this machine.
+"""Benchmark of the forward pass of ViT-S with an encoding, relative to the same ViT with its learned table.
 
     python eval/bench/vit.py [--pos-embed alibi2d] [--rounds 15] [--out eval/results/vit_cpu.json]
     python eval/bench/vit.py --all    (all encodings, ViT-S/16 at 224 px, to eval/results/encodings_cpu.json)
 
-Both models have the same weights and run in turn. The numbers are speeds relative to the stock model. A run that
-was stopped goes on where it was. Rows below 0.8 come with the operators that take most of the time.
+Both models have the same weights and run in turn. The numbers are speeds relative to the stock model. An interrupted
+run resumes. Rows below 0.8 include the operators that take most of the time.
 """
 
 from __future__ import annotations

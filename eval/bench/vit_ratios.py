@@ -1,4 +1,4 @@
-"""Forward pass of ViT-S/14 at 518 px with each encoding against the stock model, in CPU seconds of one thread.
+"""Benchmark of the forward pass of ViT-S/14 at 518 px with each encoding, relative to the stock model (CPU time).
 
     python eval/bench/vit_ratios.py [alibi2d ...] [--rounds 15] [--depth 4] [--out eval/results/vit_ratios.json]
 

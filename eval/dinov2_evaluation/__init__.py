@@ -1,1 +1,1 @@
-"""What `dinov2.py` measures on students of a retrofit: images, questions, targets, table and figure."""
+"""Modules of `dinov2.py`: images, metrics, targets, table and figure."""

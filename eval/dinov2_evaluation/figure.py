@@ -1,4 +1,4 @@
-"""The figure of students: teacher orange, blanked teacher grey, students blue; limits are dashed."""
+"""Figure of students: teacher orange, blanked teacher grey, students blue; limits are dashed."""
 
 from __future__ import annotations
 

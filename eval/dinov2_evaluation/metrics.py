@@ -1,4 +1,4 @@
-"""Position, similarity, rotated images: teacher, blanked teacher and student side by side."""
+"""Metrics of teacher, blanked teacher and student: decodable position, similarity, equivariance error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def looked_at(
 
 
 def placeless(maps: Sequence[Tensor], degree: int = 5) -> list[Tensor]:
-    """Return maps (d, h, w) without what depends on the position alone: that part is what a retrofit is to take away.
+    """Return maps (d, h, w) minus the part that depends only on the position, which a retrofit should remove.
 
     It is the mean over maps of one shape, less its mean over patches, as far as polynomials of row and column up to
     `degree` describe it, so that the content of few images does not count as position.

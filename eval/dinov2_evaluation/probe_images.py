@@ -1,4 +1,4 @@
-"""The images that students and their teachers are measured on, and how many of them."""
+"""Evaluation images of students and teachers, and their numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGE_ENOUGH = 0.9  # of the size that is requested: smaller windows are omitte
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured.
+    """Numbers of images, sizes and repetitions of an evaluation.
 
     Attributes:
         noise: noise images.

@@ -1,7 +1,7 @@
 """Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens alongside filters.
 
-Scribbles, pixels that count and the classifier are those of `vispe.train.evaluate.mask_scores`; what is added is that
-tokens and filters, whose maps differ in resolution, may stand side by side.
+Scribbles, scored pixels and the classifier are those of `vispe.train.evaluate.mask_scores`; in addition, tokens and
+filters, whose maps differ in resolution, can be combined.
 """
 
 from __future__ import annotations

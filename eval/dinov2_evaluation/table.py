@@ -1,4 +1,4 @@
-"""The Markdown table of students: published numbers, teacher, blanked teacher and each student, met or missed."""
+"""Markdown table of students: published numbers, teacher, blanked teacher and each student, met or missed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for report in reports:
-        same = [report["teacher"], report["student"]["blanked"], report["extent"]]
-        groups.setdefault(json.dumps(same), []).append(report)
+        settings = [report["teacher"], report["student"]["blanked"], report["extent"]]
+        groups.setdefault(json.dumps(settings), []).append(report)
     return "\n\n".join(_table(group) for group in groups.values()) + "\n"
 
 

@@ -20,7 +20,7 @@ UNSEEN = ("textures", "micrographs", "synthetic")
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[Criterion]:
-    """Return each number that has a limit; keys are 'r2 noise 224', 'cosine textures 518', 'corner', 'miou' ..."""
+    """Return each target; keys are 'r2 noise 224', 'cosine textures 518', 'corner', 'miou' ..."""
     return [*_looks(rows), *_scribbles(rows)]
 
 
@@ -94,5 +94,5 @@ def others(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
 
 
 def look(rows: Sequence[Mapping[str, Any]], kind: str, size: int) -> Mapping[str, Any]:
-    """Return the row of a kind of images at a size."""
+    """Return the row of a source of images at a size."""
     return next(r for r in rows if r["question"] == "look" and (r["kind"], r["size"]) == (kind, size))

@@ -1,4 +1,4 @@
-"""Seeded faults: one small change of the syntax tree of a module, as new source text."""
+"""Mutants: source text with one small change of the syntax tree of a module."""
 
 from __future__ import annotations
 

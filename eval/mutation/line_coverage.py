@@ -1,9 +1,9 @@
-"""Plugin of pytest: the lines of vispe that each test file runs.
+"""Pytest plugin: line coverage of vispe per test file.
 
     PYTHONPATH=eval/mutation VISPE_LINES=lines.json python -m pytest -p line_coverage -n 2 --dist loadfile
 
-Each process writes its part, `lines.json.NAME`; `merged` joins the parts. Lines that run while a module is imported
-count for no test file, nor do lines of subprocesses. Needs the package coverage.
+Each process writes its part, `lines.json.NAME`; `merged` joins the parts. Lines that run during imports or in
+subprocesses are not attributed to a test file. Needs the package coverage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 
 class LineCoverage:
-    """Collects lines of vispe by test file."""
+    """Collect lines of vispe by test file."""
 
     def __init__(self, root: Path, out: Path) -> None:
         import coverage  # needed here only, so that the program starts without it

@@ -1,13 +1,13 @@
-"""Seeded faults in vispe: how many of them the fast tests notice.
+"""Mutation testing of vispe: fraction of seeded faults that the fast tests detect.
 
     python eval/mutation/run.py [--faults 203] [--seed 0] [--out eval/results/mutation.json]
 
 Samples faults of the syntax tree (faults.py) over seven packages, equally many in each. Each is applied to a copy of
 the repository, and the test files that run the changed line are run until the first failure, the most specific first.
-Needs the lines of a run of the fast tests (line_coverage.py), which this program makes first; they are stored next to
-the copy and used again. Faults in lines that no test file runs survive. Kernels of Triton are not included: they run in
-an interpreter of their own, which `tests/attention/triton` compares with the formulas. Results are written after
-each fault, and a run that was stopped goes on.
+Needs the lines of a run of the fast tests (line_coverage.py), which this program records first and stores next to the
+copy for later runs. Faults in lines without coverage survive. Triton kernels are excluded: they run in the Triton
+interpreter, and `tests/attention/triton` compares them with the formulas. Results are written after each fault, and an
+interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def key(fault: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what identifies a fault."""
+    """Return the identity of a fault."""
     return tuple(fault[name] for name in ("path", "line", "column", "kind"))
 
 
@@ -230,7 +230,7 @@ def environment() -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the numbers of faults, of noticed ones and of those out of time, by package."""
+    """Return the numbers of faults, detected faults and timeouts by package."""
     lines = ["| package | faults | noticed | out of time |", "|---|---|---|---|"]
     for package in (*PACKAGES, ""):
         tried = [row for row in rows if row["path"].startswith(f"vispe/{package}")]

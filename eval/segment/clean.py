@@ -1,10 +1,9 @@
-"""Measures `vispe segment --clean` on micrographs with ground truth: mean IoU and boundary F1 before and after.
+"""Evaluation of `vispe segment --clean` on micrographs with ground truth: mean IoU and boundary F1 before and after.
 
-Each image by itself, trained on its own scribbles with the default features and logistic
-regression, and scored on all pixels.
-The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among radii
-of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are stored; `--fresh`
-starts again.
+Each image by itself, trained on its own scribbles with the default features and logistic regression, and scored on all
+pixels. The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among
+radii of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were evaluated once. Finished rows are stored;
+`--fresh` discards them.
 
     python eval/segment/clean.py ../shared/data/microscopy
 """
@@ -40,11 +39,11 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
-    made = {"radius": RADIUS, "penalty": PENALTY}
+    settings = {"radius": RADIUS, "penalty": PENALTY}
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if {key: state[key] for key in made} != made:
+        if {key: state[key] for key in settings} != settings:
             raise SystemExit(f"{RESULT} was made with another filter; use --fresh.")
         rows = state["rows"]
     done = {(r["set"], r["image"]) for r in rows}
@@ -56,7 +55,7 @@ def main() -> None:
             if (folder.name, path.stem) in done:
                 continue
             rows.append({"set": folder.name, "image": path.stem, "seen": number < 2, **measure(path)})
-            state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows), "rows": rows}
+            state = {"what": __doc__.splitlines()[0], **settings, "summary": summary(rows), "rows": rows}
             write_json(RESULT, state, force=True)
             print(*rows[-1].values(), flush=True)
     print(json.dumps(summary(rows), indent=1))
@@ -85,12 +84,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     groups = {"seen": [r for r in rows if r["seen"]], "unseen": [r for r in rows if not r["seen"]]}
     groups |= {name: [r for r in rows if r["set"] == name] for name in dict.fromkeys(r["set"] for r in rows)}
     result: dict[str, Any] = {}
-    for name, own in groups.items():
-        if not own:
+    for name, group_rows in groups.items():
+        if not group_rows:
             continue
-        result[name] = {"images": len(own)}
+        result[name] = {"images": len(group_rows)}
         for key in KEYS:
-            before, after = (np.array([r[f"{key}_{when}"] for r in own]) for when in ("before", "after"))
+            before, after = (
+                np.array([r[f"{key}_{when}"] for r in group_rows]) for when in ("before", "after")
+            )
             result[name][key] = [round(float(before.mean()), 4), round(float(after.mean()), 4)]
             result[name][f"{key}_worse"] = int((after < before - 0.001).sum())
     return result

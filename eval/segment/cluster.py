@@ -1,10 +1,9 @@
-"""Measures `vispe segment --cluster` on micrographs with ground truth, by features and by method.
+"""Evaluation of `vispe segment --cluster` on micrographs with ground truth, by features and by method.
 
 Clusters are found on each image by itself, and once on all images of a set together (the first three by name), K being
 the number of classes in the truth; they are matched one to one to the classes, and scored on all pixels. Every run goes
-through `vispe.segment.pipeline`. The result decides one thing, the features that `--cluster` takes by default; nothing
-else was chosen by these micrographs. Finished rows are stored: a second call goes on where the first one stopped;
-`--fresh` starts again.
+through `vispe.segment.pipeline`. The result determines only the default features of `--cluster`; no other setting was
+tuned on these micrographs. Finished rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/cluster.py ../shared/data/microscopy
 """
@@ -43,11 +42,11 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
-    made = {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(), "versions": versions()}
+    provenance = {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(), "versions": versions()}
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if {key: state[key] for key in made} != made:
+        if {key: state[key] for key in provenance} != provenance:
             raise SystemExit(f"{RESULT} was made with other weights or versions; use --fresh.")
         rows = state["rows"]
     done = {tuple(r[k] for k in ("fit", "method", "features", "set", "image")) for r in rows}
@@ -58,7 +57,7 @@ def main() -> None:
         rows += measure(job)
         state = {
             "what": __doc__.splitlines()[0],
-            **made,
+            **provenance,
             "summary": summary(rows),
             "rows": rows,
         }
@@ -79,9 +78,9 @@ def jobs(data: Path) -> Iterator[dict[str, Any]]:
             for kind in KINDS:
                 for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
                     images = sorted((folder / "images").glob("*.png"))[:IMAGES]
-                    same = {"fit": fit, "method": method, "features": kind, "set": folder.name}
-                    for part in [images] if fit == FITS[1] else [[path] for path in images]:
-                        yield {**same, "images": part}
+                    identity = {"fit": fit, "method": method, "features": kind, "set": folder.name}
+                    for paths in [images] if fit == FITS[1] else [[path] for path in images]:
+                        yield {**identity, "images": paths}
 
 
 def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -98,10 +97,10 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
         )  # fmt: skip
     if report.failures:
         raise SystemExit(f"failed: {report.failures}")
-    same = {key: job[key] for key in ("fit", "method", "features", "set")}
+    identity = {key: job[key] for key in ("fit", "method", "features", "set")}
     return [
         {
-            **same,
+            **identity,
             "image": Path(record["image"]).stem,
             "clusters": count,
             **{key: record["scores"][key] for key in ("miou", "adjusted_rand")},
@@ -115,15 +114,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average each fit, method and kind of features over sets, each set over its images."""
     result: dict[str, Any] = {}
     for key in dict.fromkeys((r["fit"], r["method"], r["features"]) for r in rows):
-        own = [r for r in rows if (r["fit"], r["method"], r["features"]) == key]
+        group_rows = [r for r in rows if (r["fit"], r["method"], r["features"]) == key]
         sets: dict[str, dict[str, float]] = {}
-        for name in dict.fromkeys(r["set"] for r in own):
-            part = [r for r in own if r["set"] == name]
+        for name in dict.fromkeys(r["set"] for r in group_rows):
+            set_rows = [r for r in group_rows if r["set"] == name]
             sets[name] = {
-                k: round(float(np.mean([r[k] for r in part])), 4) for k in ("miou", "adjusted_rand")
+                k: round(float(np.mean([r[k] for r in set_rows])), 4) for k in ("miou", "adjusted_rand")
             }
         mean = {k: round(float(np.mean([s[k] for s in sets.values()])), 4) for k in ("miou", "adjusted_rand")}
-        result[", ".join(key)] = {"mean of the sets": mean, "images": len(own), "sets": sets}
+        result[", ".join(key)] = {"mean of the sets": mean, "images": len(group_rows), "sets": sets}
     return result
 
 

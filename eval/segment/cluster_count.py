@@ -1,11 +1,11 @@
-"""Measures how often `--cluster` without a number finds as many clusters as there are phases.
+"""Evaluation of the number of clusters that `--cluster` selects: how often it equals the number of phases.
 
-Each image by itself: textures of vispe with 2 to 6 phases of their own grey level in noise, and the micrographs of
-each set, whose number of classes is that of the truth. Alongside the choice of vispe: the silhouette alone (as it was
-before), the gap statistic with the rule of one standard error (Tibshirani, Walther and Hastie, 2001), and stability
-(clusters of two halves of the pixels, compared by the adjusted Rand index). The rule was made on 'seen' images (the
-first three of each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and
-more noise, were looked at once. Finished rows are stored; `--fresh` starts again.
+Each image by itself: textures of vispe with 2 to 6 phases of their own grey level in noise, and the micrographs of each
+set, whose number of classes is that of the truth. Compared with vispe are the silhouette alone (the earlier method),
+the gap statistic with the rule of one standard error (Tibshirani, Walther and Hastie, 2001), and stability (clusters of
+two halves of the pixels, compared by the adjusted Rand index). The method was tuned on 'seen' images (the first three
+of each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and more noise,
+were evaluated once. Finished rows are stored; `--fresh` discards them.
 
     python eval/segment/cluster_count.py ../shared/data/microscopy
 """
@@ -156,7 +156,7 @@ def stability(points: np.ndarray) -> int:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the share of images whose number is right, by method and group."""
+    """Return the fraction of images with the correct number, by method and group."""
     groups = {
         "seen textures": [r for r in rows if r["seen"] and r["set"] == "textures"],
         "seen micrographs": [r for r in rows if r["seen"] and r["set"] != "textures"],

@@ -1,10 +1,10 @@
-"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model alongside its own.
+"""Upper bound of the benefit of a coarse teacher for vispe_micro: features of a large model in addition to its own.
 
-A network of the same size that was taught by another model can at best add that model's features to its own. So
-one linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the
-large model, one token for 14 pixels; and, as a control for what a coarser look alone gives, the same and
-vispe_micro's features averaged over 16 pixels. Images are synthetic tasks, by which is decided whether a network is
-worth training, and micrographs. Classes are not weighed. Finished rows are stored; `--fresh` starts again.
+A network of the same size that was taught by another model can at best add that model's features to its own. So one
+linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the large
+model, one token for 14 pixels; and, as a control for the effect of coarse features alone, the same and vispe_micro's
+features averaged over 16 pixels. Images are synthetic tasks, which decide whether a network is trained, and
+micrographs. Classes are not weighted. Finished rows are stored; `--fresh` discards them.
 
     python eval/segment/coarse.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
 """
@@ -49,13 +49,13 @@ def main() -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
-    made = {
+    provenance = {
         "model": MODEL, "layer": options.layer, "weights": digest(options.weights), "versions": versions(),
     }  # fmt: skip
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if {key: state[key] for key in made} != made:
+        if {key: state[key] for key in provenance} != provenance:
             raise SystemExit(f"{RESULT} was made with other weights or versions; use --fresh.")
         rows = state["rows"]
     done = {(row["set"], row["image"]) for row in rows}
@@ -70,9 +70,9 @@ def main() -> None:
                     **measure(opened(options.data, name, image), filters, micro, large),
                 }
             )
-            save(made, rows)
+            save(provenance, rows)
             print(*rows[-1].values(), sep=" | ", flush=True)
-    save(made, rows)
+    save(provenance, rows)
     print(json.dumps(summary(rows), indent=1))
 
 
@@ -97,15 +97,15 @@ def dense(features: Features, page: np.ndarray, valid: np.ndarray) -> np.ndarray
 
 def score(image: Picture, features: np.ndarray) -> float:
     """Return the mean IoU of a linear classifier."""
-    drawn = image.drawn.ravel()
-    classes = int(max(image.truth.max(), drawn.max()))
-    fitted = PixelClassifier("logistic", classes).fit(features[drawn > 0], drawn[drawn > 0])
+    scribbles = image.drawn.ravel()
+    classes = int(max(image.truth.max(), scribbles.max()))
+    fitted = PixelClassifier("logistic", classes).fit(features[scribbles > 0], scribbles[scribbles > 0])
     labels = fitted.probabilities(features).argmax(1).reshape(image.truth.shape) + 1
     return round(mean_iou(labels, image.truth, classes), 4)
 
 
 def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows, one a line, and what they come to."""
+    """Write the rows, one per line, and their summary."""
     state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows)}
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     with atomic_path(RESULT, force=True) as temporary:
@@ -117,14 +117,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     random = np.random.default_rng(0)
     out: dict[str, Any] = {}
     for name in (*dict.fromkeys(row["set"] for row in rows), "micrographs"):
-        own = [
+        group_rows = [
             row for row in rows if row["set"] == name or (name == "micrographs" and row["set"] != SYNTHETIC)
         ]
-        if not own:
+        if not group_rows:
             continue
-        out[name] = {"pictures": len(own), OWN: round(float(np.mean([row[OWN] for row in own])), 4)}
+        out[name] = {
+            "pictures": len(group_rows),
+            OWN: round(float(np.mean([row[OWN] for row in group_rows])), 4),
+        }
         for words in (TAUGHT, AVERAGED):
-            gain = np.array([row[words] - row[OWN] for row in own])
+            gain = np.array([row[words] - row[OWN] for row in group_rows])
             means = gain[random.integers(0, len(gain), (4000, len(gain)))].mean(1)
             ends = np.quantile(means, (0.025, 0.975))
             out[name][words] = [round(float(x), 4) for x in (gain.mean(), *ends)]

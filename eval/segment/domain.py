@@ -1,13 +1,12 @@
-"""Measures the warning of `vispe apply` that an image differs from those of training.
+"""Evaluation of the out-of-distribution warning of `vispe apply`.
 
-Models are trained on the scribbles of one image of a set, and of four. Each is tested on the other images of its
-set (false alarms, and images that it fails on), about all images of its set changed (inverted, another gamma,
-blurred, half and twice the magnification, noisy), and about the images of other sets with as many channels. Features,
-summary and score are those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis,
-classes not weighed. `loss` is what it lies below that of a model from the own scribbles of the unchanged image. Rows
-hold the distance in units of the largest distance of a held-out part: 1 over the margins of
-`vispe.segment.classify.out_of_distribution` is the limit. Finished trainings are stored: a second call goes on where
-the first stopped; `--fresh` starts again.
+Models are trained on the scribbles of one image of a set, and of four. Each is tested on the other images of its set
+(false alarms and failures), on modified images of its set (inverted, another gamma, blurred, half and twice the
+magnification, noisy), and on images of other sets with the same number of channels. Features, summary and score are
+those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis, without class weights.
+`loss` is the difference to a model trained on the scribbles of the unmodified image. Rows hold the distance in units of
+the largest distance of a held-out part: 1 over the margins of `vispe.segment.classify.out_of_distribution` is the
+limit. Finished trainings are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/domain.py ../shared/data/microscopy
 """

@@ -1,4 +1,4 @@
-"""Measures the default classifier of `vispe segment`, and the intervals of area fractions, on every public micrograph.
+"""Evaluation of the default classifier of `vispe segment`, and of intervals of area fractions, on all micrographs.
 
 Three classifiers are trained on the same scribbles: logistic regression with all colour filters at full strength (the
 default of earlier versions), with scaled colour filters, and the ensemble. Scribbles are those of the image (spread
@@ -108,11 +108,11 @@ def score(
     pixels, doubt = (value / n for value in area_estimate(counts, prior))
     labels = reweigh(prob.copy(), weights(prior, "sqrt")).argmax(0)
     unions = [((labels == k) | (truth == k)).sum() for k in range(n_classes)]
-    both = [((labels == k) & (truth == k)).sum() for k in range(n_classes)]
+    intersections = [((labels == k) & (truth == k)).sum() for k in range(n_classes)]
     bounds = [interval(*pair, kind) for pair in zip(pixels, doubt, strict=True)]
     in_map = np.bincount(labels, minlength=n_classes) / n
     return {
-        "miou": round(float(np.mean([b / u for b, u in zip(both, unions, strict=True) if u])), 4),
+        "miou": round(float(np.mean([b / u for b, u in zip(intersections, unions, strict=True) if u])), 4),
         "error_pp": round(100 * float(np.abs(pixels - true).mean()), 3),
         "map_error_pp": round(100 * float(np.abs(in_map - true).mean()), 3),
         "covered": [bool(low <= t <= high) for (low, high), t in zip(bounds, true, strict=True)],
@@ -125,10 +125,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average by mode and classifier, and give the paired gain over the default of earlier versions by set."""
     table: dict[str, Any] = {}
     for mode in MODES:
-        own = [row for row in rows if row["mode"].startswith(mode)]
-        base = {(r["mode"], r["set"], r["image"]): r["miou"] for r in own if r["classifier"] == BEFORE}
+        mode_rows = [row for row in rows if row["mode"].startswith(mode)]
+        base = {(r["mode"], r["set"], r["image"]): r["miou"] for r in mode_rows if r["classifier"] == BEFORE}
         for classifier in CLASSIFIERS:
-            chosen = [r for r in own if r["classifier"] == classifier]
+            chosen = [r for r in mode_rows if r["classifier"] == classifier]
             if not chosen:
                 continue
             gains = np.array([r["miou"] - base[r["mode"], r["set"], r["image"]] for r in chosen])

@@ -1,10 +1,9 @@
-"""Measures `vispe segment` with filter features on micrographs, image by image and across images.
+"""Evaluation of `vispe segment` with filter features on micrographs, within and across images.
 
 One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled pixels
-count; classes are not weighed by their frequency, as with `--prior uniform`), and for the superalloy one classifier
-from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so what is measured is
-what the command does. Finished rows are stored in the result file: a second call goes on where the first one stopped;
-`--fresh` starts again.
+count; classes are not weighted by their frequency, as with `--prior uniform`), and for the superalloy one classifier
+from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so the result is that of
+the command. Finished rows are stored in the result file, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/filters.py ../shared/data/microscopy
 """

@@ -1,4 +1,4 @@
-"""Compares predictors of the error of area fractions: terms of the page, and a bootstrap over scribbles.
+"""Comparison of predictors of the error of area fractions: terms of the page, and a bootstrap over scribbles.
 
 For each public micrograph and each labelled class, the half width of an interval is a weighted sum of terms, with
 weights fitted by quantile regression. Coverage and width are given for weights fitted to all sets, and for weights that
@@ -43,11 +43,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for folder, names in sets(data):
         for name in names:
-            part = features_of(folder, name, cache)
+            features = features_of(folder, name, cache)
             for kind in ("spread", "corner"):
-                if f"{kind}_y" in part:
-                    same = {"set": folder.name, "image": name, "scribbles": kind}
-                    rows += [same | row for row in measure(part, kind)]
+                if f"{kind}_y" in features:
+                    identity = {"set": folder.name, "image": name, "scribbles": kind}
+                    rows += [identity | row for row in measure(features, kind)]
         print(folder.name, flush=True)
     save(rows)
 

@@ -1,7 +1,7 @@
-"""Measures how near the numbers of `--materials` come to closed forms, by the size of features; draws their figure.
+"""Accuracy of the statistics of `--materials` against closed forms, by feature size, with a figure.
 
 Random discs (Boolean model) and Poisson-Voronoi grains have known mean intercepts; each size is measured on 24 pages of
-256 x 256 px: the ratio to the truth, and how often the 95 % interval holds it.
+256 x 256 px: the ratio to the true value, and the coverage of the 95 % interval.
 
     python eval/segment/materials.py [accuracy] [picture]
 """
@@ -59,14 +59,14 @@ def row(kind: str, size: float, truth: float, pages: list[np.ndarray]) -> dict[s
         record, _ = measure(labels, [str(k) for k in range(1, PHASES + 1)])
         result.append(record["patches"] if kind == "grains" else record["classes"]["1"])
     ratios = [f["mean_intercept"] / truth for f in result]
-    held = [f["mean_intercept_ci95"][0] <= truth <= f["mean_intercept_ci95"][1] for f in result]
+    covered = [f["mean_intercept_ci95"][0] <= truth <= f["mean_intercept_ci95"][1] for f in result]
     return {
         "kind": kind,
         "size_px": size,
         "mean_intercept_px": round(truth, 3),
         "ratio": round(float(np.mean(ratios)), 4),
         "ratio_std": round(float(np.std(ratios, ddof=1)), 4),
-        "interval_holds_truth": round(float(np.mean(held)), 3),
+        "interval_holds_truth": round(float(np.mean(covered)), 3),
         "relative_accuracy_percent": round(
             float(np.mean([f["relative_accuracy_percent"] for f in result])), 2
         ),

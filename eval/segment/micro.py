@@ -1,10 +1,10 @@
-"""Measures what vispe_micro adds to filters in `vispe segment`, on every micrograph, with the same classifier.
+"""Evaluation of vispe_micro in addition to filters in `vispe segment`, on all micrographs, with the same classifier.
 
 One classifier per image from its own scribbles (spread over the image, and in one corner), scored on the whole image,
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
-and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `prior.py`.
-Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
-model. Finished rows are stored: a second call goes on where the first one stopped; `--fresh` starts again.
+and with both. Classes are not weighted by their frequency (`--prior uniform`); `prior.py` measures that effect. Every
+run goes through `vispe.segment.pipeline`. The micrographs were not used for training or selection of the model.
+Finished rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/micro.py ../shared/data/microscopy
 """
@@ -44,11 +44,11 @@ def main() -> None:
     parser.add_argument("--classifiers", nargs="+", choices=CLASSIFIERS, default=list(CLASSIFIERS))
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
-    made = {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(), "versions": versions()}
+    provenance = {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(), "versions": versions()}
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if {k: state[k] for k in made} != made:
+        if {k: state[k] for k in provenance} != provenance:
             raise SystemExit(f"{RESULT} was made with other weights or versions; use --fresh.")
         rows = state["rows"]
     done = {tuple(r[k] for k in ("set", "scribbles", "classifier", "features", "image")) for r in rows}
@@ -57,7 +57,7 @@ def main() -> None:
         if done.issuperset((*key, path.stem) for path in job["score"]):
             continue
         rows += measure(job)
-        state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows), "rows": rows}
+        state = {"what": __doc__.splitlines()[0], **provenance, "summary": summary(rows), "rows": rows}
         write_json(RESULT, state, force=True)
         print(*key, f"mIoU {np.mean([r['miou'] for r in rows[-len(job['score']) :]]):.3f}", flush=True)
     print(json.dumps(summary(rows), indent=1))
@@ -67,17 +67,17 @@ def jobs(data: Path, classifiers: list[str]) -> Iterator[dict[str, Any]]:
     """Yield every training with the images it is scored on."""
     for classifier in classifiers:
         for kind in KINDS:
-            same = {"classifier": classifier, "features": kind}
+            identity = {"classifier": classifier, "features": kind}
             for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
                 for name in ("scribbles", "scribbles_corner"):
                     scribbles = "corner" if name.endswith("corner") else "spread"
                     for label in sorted((folder / name).glob("*.png")):
                         image = folder / "images" / label.name
                         own = {"train": [image], "labels": [label], "score": [image]}
-                        yield {"set": folder.name, "scribbles": scribbles, **same, **own}
+                        yield {"set": folder.name, "scribbles": scribbles, **identity, **own}
             images = sorted((data / CROSS / "images").glob("*.png"))
             yield {
-                "set": f"{CROSS} across images", "scribbles": "spread", **same,
+                "set": f"{CROSS} across images", "scribbles": "spread", **identity,
                 "train": [p for p in images if p.stem in TRAIN],
                 "labels": [data / CROSS / "scribbles" / f"{name}.png" for name in TRAIN],
                 "score": [p for p in images if p.stem not in TRAIN],
@@ -101,10 +101,10 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
             report = apply(model, job["score"], Path(folder, "score"), scoring=scoring, post=PLAIN)
     if report.failures:
         raise SystemExit(f"failed: {report.failures}")
-    same = {key: job[key] for key in ("set", "scribbles", "classifier", "features")}
+    identity = {key: job[key] for key in ("set", "scribbles", "classifier", "features")}
     return [
         {
-            **same,
+            **identity,
             "image": Path(record["image"]).stem,
             "miou": record["scores"]["miou"],
             "mean_boundary_f1": record["scores"]["mean_boundary_f1"],

@@ -1,9 +1,9 @@
-"""Draw the figure of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
+"""Draw the figure of the plugin in docs/how-to/micrographs/napari.md, without a display.
 
     python eval/segment/napari_figure.py [--out docs/figures/napari.png]
 
 Qt's offscreen platform has no OpenGL, so napari's canvas stays black there. The window is drawn by Qt, the canvas by
-napari's own scene in an EGL context (Mesa's software renderer will do), and both are put together.
+napari's own scene in an EGL context (Mesa's software renderer will do), and both are combined.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measures objects of `vispe segment --objects` against instance masks, alongside Otsu's threshold and a watershed.
+"""Evaluation of `vispe segment --objects` against instance masks, with Otsu's threshold and a watershed as baseline.
 
 One classifier per image from its own scribbles (spread over the image), with logistic regression and otherwise the
-defaults. Alongside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
-objects are is taken from the truth), then a watershed on the distance transform with peak distances of at least 10 px.
-Objects below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
-above 0.5. Rows are stored: a second call goes on; `--fresh` starts again.
+defaults. The baseline without learning is Otsu's threshold on the smoothed image (whether objects are bright or dark is
+taken from the ground truth), then a watershed on the distance transform with peak distances of at least 10 px. Objects
+below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union above 0.5.
+Rows are stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/objects.py ../shared/data/microscopy
 """
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
-    made = {
+    provenance = {
         "weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(),
         "neck": NECK,
         "versions": versions(),
@@ -54,7 +54,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if {k: state[k] for k in made} != made:
+        if {k: state[k] for k in provenance} != provenance:
             raise SystemExit(f"{RESULT} was made with other weights, rules or versions; use --fresh.")
         rows = state["rows"]
     done = {(r["set"], r["image"]) for r in rows}
@@ -63,7 +63,7 @@ def main() -> None:
         if key in done or not (truth.parents[1] / "scribbles" / truth.name).is_file():
             continue
         rows += measure(truth)
-        state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows), "rows": rows}
+        state = {"what": __doc__.splitlines()[0], **provenance, "summary": summary(rows), "rows": rows}
         write_json(RESULT, state, force=True)
         print(*key, *(f"{r['method']} {r['ap50']:.3f}" for r in rows[-3:]), flush=True)
     print(json.dumps(summary(rows), indent=1))
@@ -85,8 +85,8 @@ def measure(path: Path) -> list[dict[str, Any]]:
         result["vispe, split"] = tifffile.imread(out / f"{path.stem}_objects.tif").astype(int)
         apply(out / MODEL_NAME, [image], Path(place, "keep"), objects=_options("keep", 2))
         result["vispe, keep"] = tifffile.imread(Path(place, "keep", f"{path.stem}_objects.tif")).astype(int)
-    same = {"set": folder.name, "image": path.stem, "true_count": len(np.unique(truth)) - 1}
-    return [{**same, "method": name, **score(each, truth)} for name, each in result.items()]
+    identity = {"set": folder.name, "image": path.stem, "true_count": len(np.unique(truth)) - 1}
+    return [{**identity, "method": name, **score(each, truth)} for name, each in result.items()]
 
 
 def _options(touching: str, number: int) -> ObjectOptions:
@@ -104,9 +104,9 @@ def otsu(image: np.ndarray, truth: np.ndarray) -> np.ndarray:
     peaks = peak_local_max(depth, min_distance=10, labels=label(mask))
     markers = np.zeros(mask.shape, int)
     markers[tuple(peaks.T)] = np.arange(1, len(peaks) + 1)
-    parts = watershed(-depth, markers, mask=mask)
-    sizes = np.bincount(parts.ravel())
-    return np.where(sizes[parts] >= LEAST, parts, 0)
+    segments = watershed(-depth, markers, mask=mask)
+    sizes = np.bincount(segments.ravel())
+    return np.where(sizes[segments] >= LEAST, segments, 0)
 
 
 def score(result: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
@@ -132,15 +132,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average each method over each set, and over all images with a bootstrap interval of 95 %."""
     out: dict[str, Any] = {}
     for name in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == name]
-        values = np.array([r["ap50"] for r in own])
+        method_rows = [r for r in rows if r["method"] == name]
+        values = np.array([r["ap50"] for r in method_rows])
         draws = np.random.default_rng(0).choice(values, (4000, len(values))).mean(1)
-        sets = {s: [r for r in own if r["set"] == s] for s in dict.fromkeys(r["set"] for r in own)}
+        sets = {
+            s: [r for r in method_rows if r["set"] == s] for s in dict.fromkeys(r["set"] for r in method_rows)
+        }
         out[name] = {
-            "images": len(own),
+            "images": len(method_rows),
             "ap50": round(float(values.mean()), 4),
             "interval": [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
-            "mean_abs_count_error": round(float(np.mean([abs(r["count_error"]) for r in own])), 4),
+            "mean_abs_count_error": round(float(np.mean([abs(r["count_error"]) for r in method_rows])), 4),
             "sets": {
                 s: {
                     "images": len(part),

@@ -1,10 +1,10 @@
-"""Measures what class priors change: mean IoU and map fractions of micrographs and of synthetic tasks.
+"""Evaluation of class priors: mean IoU and area fractions of micrographs and of synthetic tasks.
 
 Probabilities are computed once for each image and stored in a folder: one classifier per image from its own strokes
-(spread over the image, and in one corner), and one from a third of each set that is tested on the rest. Synthetic
-tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. Every prior is applied and
-scored: mean IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error
-over all pixels. A second call goes on where the first stopped.
+(spread over the image, and in one corner), and one from a third of each set that is tested on the rest. Synthetic tasks
+are those of `models.micro.tasks`, by formula, from seeds that no training used. Every prior is applied and scored: mean
+IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error over all
+pixels. An interrupted run resumes.
 
     python eval/segment/prior.py ../shared/data/microscopy --cache stored/
 """

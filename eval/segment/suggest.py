@@ -1,11 +1,11 @@
-"""Measures whether strokes where `vispe suggest` points teach more than strokes at random positions.
+"""Evaluation of `vispe suggest`: mean IoU with scribbles at suggested positions and at random ones.
 
-Synthetic images of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
-phases with dark boundaries, and discs of two sizes in a matrix. Each begins with one dot in every class, at random.
-Then five dots are added, eight times over: at random positions, where the model is least sure (five pixels, each far
-from the others), or where `suggest` points. The truth answers: a dot is what of the disc has the class of its middle.
-All three begin with the same dots; mean IoU of the whole image is taken after each round. Finished seeds are stored:
-a second call goes on where the first stopped; `--fresh` starts again.
+Synthetic images of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three phases
+with dark boundaries, and discs of two sizes in a matrix. Each begins with one dot in every class, at random. Then five
+dots are added in each of eight rounds: at random positions, where the model is least certain (five distant pixels), or
+at the positions of `suggest`. Labels come from the ground truth: a dot is the part of a disc with the class of its
+centre. All three begin with the same dots; mean IoU of the whole image is measured after each round. Finished seeds are
+stored, so that an interrupted run resumes; `--fresh` discards them.
 
     python eval/segment/suggest.py
 """

@@ -1,15 +1,14 @@
-"""Measures what denser tokens of a ViT change in `vispe segment`: mean IoU of tokens alone, and time.
+"""Evaluation of dense ViT tokens in `vispe segment`: mean IoU with tokens alone, and time.
 
 One linear classifier per image from its own scribbles on 48 components of the tokens, for every combination of the
-stride of the patches, the looks along each axis, the blocks that are joined, and how far the image is enlarged before
-the model sees it (probabilities are averaged back to its own pixels). Classes are not weighed by their frequency. The
-images are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
-training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
-cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are stored: a
-second call goes on where the first one stopped; `--fresh` starts again. Images whose maps need more than `--memory`
-GiB are listed as omitted, and looks whose distance is not a whole number of pixels (two of a stride of 7) are
-skipped. `--times` measures all settings of the file in one run, in seconds of processor time, alongside filters with
-vispe_micro.
+stride of the patches, the shifts along each axis, the blocks that are concatenated, and the enlargement of the input
+image (probabilities are averaged back to its pixels). Classes are not weighted by their frequency. The images are the
+micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no training used. The
+reported setting is selected on synthetic tasks alone, among those without enlargement: the cheapest one that is not
+significantly worse than the best (the paired interval of 95 % contains 0). Finished rows are stored, so that an
+interrupted run resumes; `--fresh` discards them. Images whose maps need more than `--memory` GiB are listed as omitted,
+and shifts by a fraction of a pixel (two of a stride of 7) are skipped. `--times` measures all settings of the file in
+one run, in CPU seconds, in addition to filters with vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
@@ -110,33 +109,33 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--times", action="store_true", help="measure what the settings of the file cost")
     options = parser.parse_args()
-    made = {"model": options.model, "weights": digest(options.weights), "versions": versions()}
+    provenance = {"model": options.model, "weights": digest(options.weights), "versions": versions()}
     rows: list[dict[str, Any]] = []
     times: dict[str, float] = {}
     if options.result.exists() and not options.fresh:
         state = json.loads(options.result.read_text())
-        if {key: state[key] for key in made} != made:
+        if {key: state[key] for key in provenance} != provenance:
             raise SystemExit(f"{options.result} was made with other weights or versions; use --fresh.")
         rows, times = state["rows"], state["summary"].get("seconds_per_megapixel", {})
     if options.times:
         settings = list(map(parsed, dict.fromkeys(row["setting"] for row in rows)))
-        save(options.result, made, rows, timed(settings, options.model, options.weights))
+        save(options.result, provenance, rows, timed(settings, options.model, options.weights))
         return
     done = {(row["setting"], row["set"], row["image"]) for row in rows}
     axes = options.strides, options.shifts, options.layers, options.scales
     expected = list(images(options.data, options.sets, options.max_images, options.synthetic))
     for setting in itertools.starmap(Setting, itertools.product(*axes)):
-        left = [(name, image) for name, image in expected if (str(setting), name, image) not in done]
+        remaining = [(name, image) for name, image in expected if (str(setting), name, image) not in done]
         # the distance of looks is a whole number of pixels
-        if not left or setting.stride % setting.shifts:
+        if not remaining or setting.stride % setting.shifts:
             continue
         features = CachedFeatures(setting.config(options.model, options.weights))
-        for name, image in left:
+        for name, image in remaining:
             row = {"setting": str(setting), "set": name, "image": image}
             rows.append(row | measure(opened(options.data, name, image), features, setting, options.memory))
-            save(options.result, made, rows, times)
+            save(options.result, provenance, rows, times)
             print(*rows[-1].values(), sep=" | ", flush=True)
-    save(options.result, made, rows, times)
+    save(options.result, provenance, rows, times)
     print(json.dumps(summary(rows, times), indent=1))
 
 
@@ -258,24 +257,30 @@ def summary(rows: Sequence[dict[str, Any]], times: dict[str, float]) -> dict[str
     table: dict[str, dict[str, Any]] = {}
     score: dict[str, dict[str, float]] = {}
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        own = [row for row in rows if row["setting"] == setting and "miou" in row]
+        setting_rows = [row for row in rows if row["setting"] == setting and "miou" in row]
         table[setting] = {"left_out": sum("left_out" in row for row in rows if row["setting"] == setting)}
-        score[setting] = {row["image"]: row["miou"] for row in own if row["set"] == SYNTHETIC}
-        for name in dict.fromkeys(row["set"] for row in own):
-            table[setting][name] = _mean([row["miou"] for row in own if row["set"] == name])
-        if micrographs := [row["miou"] for row in own if row["set"] != SYNTHETIC]:
+        score[setting] = {row["image"]: row["miou"] for row in setting_rows if row["set"] == SYNTHETIC}
+        for name in dict.fromkeys(row["set"] for row in setting_rows):
+            table[setting][name] = _mean([row["miou"] for row in setting_rows if row["set"] == name])
+        if micrographs := [row["miou"] for row in setting_rows if row["set"] != SYNTHETIC]:
             table[setting]["micrographs"] = _mean(micrographs)
-    alike = {name: own for name, own in score.items() if parsed(name).scale == 1}
+    alike = {name: image_scores for name, image_scores in score.items() if parsed(name).scale == 1}
     return {"chosen": chosen(alike, times), "seconds_per_megapixel": times, "settings": table}
 
 
 def chosen(score: dict[str, dict[str, float]], times: dict[str, float]) -> str | None:
     """Return the cheapest setting that is not clearly worse than the best; None until tasks and times are complete."""
     tasks = set().union(*score.values())
-    if not tasks or any(set(own) != tasks for own in score.values()) or not set(score) <= set(times):
+    if (
+        not tasks
+        or any(set(image_scores) != tasks for image_scores in score.values())
+        or not set(score) <= set(times)
+    ):
         return None
     names = sorted(tasks)
-    values = {setting: np.array([own[name] for name in names]) for setting, own in score.items()}
+    values = {
+        setting: np.array([image_scores[name] for name in names]) for setting, image_scores in score.items()
+    }
     best = max(values, key=lambda setting: values[setting].mean())
     draws = np.random.default_rng(0).integers(0, len(names), (4000, len(names)))
     near = [s for s, v in values.items() if np.quantile((values[best] - v)[draws].mean(1), 0.025) <= 0]

@@ -1,4 +1,4 @@
-"""Options of `vispe segment` that `vispe apply` does not have are explained."""
+"""`vispe apply` explains why it lacks options of `vispe segment`."""
 
 import inspect
 
@@ -9,15 +9,17 @@ from vispe.cli.main import main
 
 
 @cases("option", ["features", "classifier", "labels", "token_stride"])
-def test_what_the_model_decides_is_said(option, capsys):
+def test_options_fixed_by_the_model_raise_an_explanation(option, capsys):
     flag = f"--{option.replace('_', '-')}"
     assert main(["apply", "model.vispe", "a.png", "-o", "out", flag, "x"]) == 2
-    said = capsys.readouterr().err
-    assert f"apply has no option '{flag}': the model decides it." in said
-    assert "Did you mean" not in said
+    err = capsys.readouterr().err
+    assert f"apply has no option '{flag}': the model decides it." in err
+    assert "Did you mean" not in err
 
 
-def test_the_explained_options_are_those_of_segment_alone():
-    own, other = (set(inspect.signature(command).parameters) for command in (apply, segment))
-    # `model` is the file here, and not the network
-    assert set(UNAVAILABLE) - {"model"} == other - own - {"score_labelled"}
+def test_unavailable_options_are_those_of_segment_only():
+    apply_options, segment_options = (
+        set(inspect.signature(command).parameters) for command in (apply, segment)
+    )
+    # `model` of apply is the model file, not the backbone
+    assert set(UNAVAILABLE) - {"model"} == segment_options - apply_options - {"score_labelled"}

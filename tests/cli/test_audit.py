@@ -1,4 +1,4 @@
-"""The command: its table, its files, its refusals, and two processes that give what one gives."""
+"""`vispe audit`: table, files, errors, and equal results with two processes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_the_table_has_a_row_for_every_question(capsys):
     assert {row[-1] for row in rows[1:]} <= {"yes", "no", "not decided"}
 
 
-def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path):
+def test_output_files_contain_every_image_and_are_not_overwritten(capsys, images, tmp_path):
     out = tmp_path / "out"
     words = [*MODEL[:2], str(images), *MODEL[2:], "--noise", "2", "--textures", "1", *FEW, "-o", str(out)]
     assert main(words) == 0
@@ -72,7 +72,7 @@ def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path
     assert "report.html" in failed(capsys, *words)
 
 
-def test_two_models_are_compared_in_pairs(capsys, tmp_path):
+def test_against_compares_two_models(capsys, tmp_path):
     out = tmp_path / "out"
     words = ["audit", "test_vit", "--weights", "random", "--noise", "5", "--only", "shift"]
     code = tmp_path / "code.py"
@@ -89,8 +89,8 @@ def test_two_models_are_compared_in_pairs(capsys, tmp_path):
 
 
 def test_heads_of_two_models_are_compared(tmp_path):
-    other = load_model("test_vit", weights="random", img_size=128).model
-    timm.models.save_for_hf(other, tmp_path / "same")
+    model = load_model("test_vit", weights="random", img_size=128).model
+    timm.models.save_for_hf(model, tmp_path / "same")
     words = [*MODEL, "--noise", "5", "--only", "heads", "--controls", "none"]
     words += ["--against", f"local-dir:{tmp_path / 'same'}"]
     assert main([*words, "-o", str(tmp_path / "out")]) == 0
@@ -103,7 +103,7 @@ def test_heads_of_two_models_are_compared(tmp_path):
     assert "Divergence between the heads of two layers" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_each_of_two_models_gets_its_own_normalisation(tmp_path):
+def test_two_models_use_their_own_normalization(tmp_path):
     kwargs = {"img_size": 64, "embed_dim": 24, "depth": 1, "num_heads": 2}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **kwargs)
     folders = []
@@ -114,14 +114,17 @@ def test_each_of_two_models_gets_its_own_normalisation(tmp_path):
     words = ["--noise", "5", "--only", "neighbours,heads", "--controls", "none"]
     assert main(["audit", folders[0], *words, "--against", folders[1], "-o", str(tmp_path / "both")]) == 0
     assert main(["audit", folders[1], *words, "-o", str(tmp_path / "one")]) == 0
-    both, one = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("both", "one"))
+    comparison, single = (
+        json.loads((tmp_path / name / "report.json").read_text()) for name in ("both", "one")
+    )
     values = [
-        {f["name"]: f["value"] for f in audit["findings"]} for audit in (both["against"]["audit"], one, both)
+        {f["name"]: f["value"] for f in audit["findings"]}
+        for audit in (comparison["against"]["audit"], single, comparison)
     ]
     assert values[0] == values[1]
     assert values[0] != values[2]
     # equal weights, but not the same input
-    assert both["against"]["heads"]["nats"][0][0] > 1e-6
+    assert comparison["against"]["heads"]["nats"][0][0] > 1e-6
 
 
 def test_a_debiased_model_is_compared_at_the_requested_size(tmp_path, capsys):
@@ -131,18 +134,18 @@ def test_a_debiased_model_is_compared_at_the_requested_size(tmp_path, capsys):
     assert main(["audit", "test_vit", "--weights", "random", *words, "--against", folder]) == 0
     assert main(["audit", folder, *words]) == 0
     assert "Can the position be decoded" in capsys.readouterr().out
-    refusal = failed(capsys, "audit", folder, *words, "--weights", "random")
-    assert f"--weights random has no effect on {folder}, which is loaded as a debiased model" in refusal
+    error = failed(capsys, "audit", folder, *words, "--weights", "random")
+    assert f"--weights random has no effect on {folder}, which is loaded as a debiased model" in error
 
 
-def test_notes_of_a_measure_that_cannot_be_computed(capsys):
+def test_reports_without_a_computable_measure_have_no_notes(capsys):
     small = ["--noise", "5", "--only", "probe", "--img-size", "64", "--json"]
     assert main([*MODEL[:4], *small]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["verdict"], report["notes"]) == ("no measure could be computed", [])
 
 
-def test_refusals(capsys, images):
+def test_invalid_arguments_raise(capsys, images):
     assert "Pass paths, noise or textures" in failed(capsys, *MODEL)
     assert "unknown measure or family, got 'prove'" in failed(
         capsys, *MODEL, "--noise", "1", "--only", "prove"
@@ -152,17 +155,17 @@ def test_refusals(capsys, images):
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_gives(tmp_path):
+def test_two_processes_equal_one_process(tmp_path):
     words = [*MODEL, "--noise", "5", "--only", "probe,heads,shift,sides", "-o"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    alone = subprocess.run(
+    single_run = subprocess.run(
         [sys.executable, "-m", "vispe", *words, str(tmp_path / "one")],
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert alone.returncode == 0, alone.stderr
+    assert single_run.returncode == 0, single_run.stderr
     launch = [
         sys.executable,
         "-m",
@@ -173,18 +176,18 @@ def test_two_processes_give_what_one_gives(tmp_path):
         "-m",
         "vispe",
     ]
-    both = subprocess.run(
+    distributed_run = subprocess.run(
         [*launch, *words, str(tmp_path / "two")], env=env, capture_output=True, text=True, check=False
     )
-    assert both.returncode == 0, both.stderr
+    assert distributed_run.returncode == 0, distributed_run.stderr
     one, two = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("one", "two"))
-    assert same(one, two)
+    assert almost_equal(one, two)
 
 
-def same(a, b):
-    """Equal but for the last digits of sums, which were added in another order."""
+def almost_equal(a, b):
+    """Return whether two reports are equal up to the rounding errors of another summation order."""
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(almost_equal(a[key], b[key]) for key in a)
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(almost_equal, a, b))
     return a == b if not isinstance(a, float) else a == pytest.approx(b, rel=1e-12, abs=1e-14)

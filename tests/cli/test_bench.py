@@ -9,15 +9,15 @@ from vispe.experimental.speed import BenchmarkPlan, Case, benchmark
 
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """The command with a plan of seconds."""
+def tiny_plan(monkeypatch):
+    """Replace the benchmark plan by one that takes seconds."""
     case = Case((3, 4), 1, 1, 2, 16, "float32")
     plan = BenchmarkPlan((case,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
                 check_dtypes=("float32",), warmup=0.0)  # fmt: skip
     monkeypatch.setattr(attention_bench, "plan_for", lambda kind, device: plan)
 
 
-def test_it_says_who_wins(tiny, capsys):
+def test_the_fastest_backend_is_printed(tiny_plan, capsys):
     assert main(["bench", "attention", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     title, _, forward, learned = out.splitlines()
@@ -28,7 +28,7 @@ def test_it_says_who_wins(tiny, capsys):
     assert err.count(" ms, error ") == 12
 
 
-def test_json_has_every_number(tiny, capsys):
+def test_json_has_every_measurement(tiny_plan, capsys):
     assert main(["bench", "attention", "--device", "cpu", "--json"]) == 0
     state = json.loads(capsys.readouterr().out)
     assert state["missing"] == 0
@@ -37,7 +37,7 @@ def test_json_has_every_number(tiny, capsys):
     assert state["environment"]["versions"]["torch"] == torch.__version__
 
 
-def test_nothing_is_timed_after_a_failed_check(tiny, capsys, monkeypatch):
+def test_nothing_is_timed_after_a_failed_check(tiny_plan, capsys, monkeypatch):
     monkeypatch.setattr(
         benchmark, "run_check", lambda record, *_: {**record, "failure": "no", "passed": False}
     )
@@ -55,12 +55,12 @@ def test_nothing_is_timed_after_a_failed_check(tiny, capsys, monkeypatch):
         (["--device", "tpu"], "bench: --device must be"),
     ],
 )
-def test_errors(tiny, capsys, words, message):
+def test_invalid_arguments_raise(tiny_plan, capsys, words, message):
     assert main(["bench", "attention", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_gpu_that_is_not_there(tiny, capsys, monkeypatch):
+def test_a_missing_gpu_raises(tiny_plan, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", "attention", "--device", "cuda"]) == 2
     assert "torch finds no GPU, got --device cuda. Use --device cpu" in capsys.readouterr().err

@@ -30,8 +30,8 @@ def split(paper):
 def test_each_measure_names_its_papers(name):
     kind = MEASURES[name]
     assert "papers" in vars(kind)
-    own = "vispe's own" in re.sub(r"\s+", " ", inspect.getdoc(kind))
-    assert bool(kind.papers) != own
+    is_own_method = "vispe's own" in re.sub(r"\s+", " ", inspect.getdoc(kind))
+    assert bool(kind.papers) != is_own_method
 
 
 def test_each_remedy_and_recipe_has_a_paper():
@@ -82,9 +82,9 @@ def test_cite_prints_every_paper_of_measures_and_recipes(capsys):
                 1, len(papers)
             )
         assert main(["cite", *entries, "--json"]) == 0
-        cited = json.loads(capsys.readouterr().out)
-        assert list(cited) == ["vispe", "encodings", "schemes", "measures", "recipes"]
-        assert cited[group] == {name: {"papers": [*papers]} for name, papers in entries.items()}
+        output = json.loads(capsys.readouterr().out)
+        assert list(output) == ["vispe", "encodings", "schemes", "measures", "recipes"]
+        assert output[group] == {name: {"papers": [*papers]} for name, papers in entries.items()}
 
 
 def test_cite_prints_all_meanings_of_a_name(capsys):

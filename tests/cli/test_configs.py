@@ -1,4 +1,4 @@
-"""The recipes that are shipped load, and match the defaults."""
+"""Shipped recipes load and match the defaults."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_shipped_recipes_load(path, capsys):
             assert line in printed.splitlines()
 
 
-def test_a_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
+def test_a_recipe_with_an_unknown_key_raises(tmp_path, capsys):
     (tmp_path / "a.yaml").write_text("classifer: forest\n")
     assert main(["segment", "image.png", "-o", "out", "--config", str(tmp_path / "a.yaml")]) == 2
     assert "classifer" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def peg(count=2, inner="", kernel=3):
     return {**stock(False), **convs}
 
 
-def built(spec, sizes=SIZES):
+def build(spec, sizes=SIZES):
     return timm.create_model("vit_tiny_patch16_224", pos_embed=spec, **sizes).eval()
 
 
@@ -81,7 +81,7 @@ CASES = {
 
 
 @cases("case", CASES)
-def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, capsys):
+def test_converted_weights_load_strictly_and_give_equal_outputs(case, tmp_path, capsys):
     weights, kind, spec, sizes = CASES[case]
     torch.save(weights, tmp_path / "theirs.pth")
     assert (
@@ -99,16 +99,16 @@ def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, c
     assert all(torch.equal(ours[k], weights[k]) for k in set(ours) & set(weights))
     with safe_open(tmp_path / "ours.safetensors", "pt") as file:
         assert file.metadata()["vispe"] == spec
-    model, direct = built(spec, sizes), built(spec, sizes)
+    model, direct = build(spec, sizes), build(spec, sizes)
     model.load_state_dict(ours)
     direct.load_state_dict(weights)
     assert torch.equal(model(image()), direct(image()))
-    lost = {**ours, report["renamed"][0][1]: torch.zeros_like(ours[report["renamed"][0][1]])}
-    model.load_state_dict(lost)
-    assert not torch.equal(model(image()), direct(image())), "the weights matter"
+    zeroed = {**ours, report["renamed"][0][1]: torch.zeros_like(ours[report["renamed"][0][1]])}
+    model.load_state_dict(zeroed)
+    assert not torch.equal(model(image()), direct(image())), "the outputs do not depend on the weights"
 
 
-def test_values_arrive_where_they_belong():
+def test_values_are_converted_to_the_right_parameters():
     weights, _, _, _ = CASES["rope-vit"]
     actual = convert_weights(weights).weights
     for i in range(3):
@@ -120,23 +120,23 @@ def test_values_arrive_where_they_belong():
     weights, _, _, _ = CASES["twins"]
     actual = convert_weights(weights).weights
     assert torch.equal(actual["pos_enc.proj.1.weight"], weights["pos_block.1.proj.0.weight"])
-    assert "pos_block.1.proj.0.weight" in weights, "what was given stays as it is"
+    assert "pos_block.1.proj.0.weight" in weights, "the input was modified"
 
 
-def test_a_prefix_of_all_names_stays():
+def test_a_common_prefix_of_all_names_is_preserved():
     weights = {f"module.backbone.{k}": v for k, v in irpe().items()}
-    done = convert_weights(weights)
+    result = convert_weights(weights)
     assert ("module.backbone.blocks.2.attn.rpe_k.lookup_table_weight",
-            "module.backbone.blocks.2.attn.pos_enc.rpe_k.lookup_table_weight") in done.renamed  # fmt: skip
-    assert done.specs[0].startswith("learn+irpe")
-    assert all(name.startswith("module.backbone.") for name in done.weights)
-    done = convert_weights({f"net.{k}": v for k, v in rope_vit(freqs_t_x=torch.rand(3)).items()})
-    assert done.dropped == ("net.freqs_t_x",)
-    assert done.renamed[0] == ("net.freqs", "net.blocks.0.attn.pos_enc.freqs")
+            "module.backbone.blocks.2.attn.pos_enc.rpe_k.lookup_table_weight") in result.renamed  # fmt: skip
+    assert result.specs[0].startswith("learn+irpe")
+    assert all(name.startswith("module.backbone.") for name in result.weights)
+    result = convert_weights({f"net.{k}": v for k, v in rope_vit(freqs_t_x=torch.rand(3)).items()})
+    assert result.dropped == ("net.freqs_t_x",)
+    assert result.renamed[0] == ("net.freqs", "net.blocks.0.attn.pos_enc.freqs")
 
 
 @cases("case", ["dino-saw", "rope-vit", "irpe-k", "cpvt"])
-def test_the_kind_may_be_said(case, tmp_path, capsys):
+def test_from_selects_the_kind_of_checkpoint(case, tmp_path, capsys):
     weights, kind, _, _ = CASES[case]
     save_file(weights, tmp_path / "theirs.safetensors")
     words = ["convert-weights", str(tmp_path / "theirs.safetensors"), str(tmp_path / "ours.pt")]
@@ -144,17 +144,17 @@ def test_the_kind_may_be_said(case, tmp_path, capsys):
     assert f"is a {kind} checkpoint" in capsys.readouterr().out
     ours = torch.load(tmp_path / "ours.pt", weights_only=True)
     assert set(ours) == set(convert_weights(weights).weights)
-    other = "rope-vit" if kind != "rope-vit" else "dino-saw"
-    assert main([*words, "--force", "--from", other]) == 2
+    other_kind = "rope-vit" if kind != "rope-vit" else "dino-saw"
+    assert main([*words, "--force", "--from", other_kind]) == 2
     assert (
-        f"no weights of a {other} encoding, which have names such as {KINDS[other].example}"
+        f"no weights of a {other_kind} encoding, which have names such as {KINDS[other_kind].example}"
         in capsys.readouterr().err
     )
     assert main([*words, "--force", "--from", "rope-vitt"]) == 2
     assert "convert-weights: --from must be 'dino-saw' or" in capsys.readouterr().err
 
 
-def test_the_report_says_what_was_done(tmp_path, capsys):
+def test_the_report_lists_renamed_dropped_and_skipped_entries(tmp_path, capsys):
     content = {"model": rope_vit(freqs_t_x=torch.rand(3)), "epoch": 3, "optimizer": {"lr": 0.1}}
     torch.save(content, tmp_path / "a.pth")
     assert main(["convert-weights", str(tmp_path / "a.pth"), str(tmp_path / "new" / "b.safetensors")]) == 0
@@ -179,7 +179,7 @@ def failed(capsys, *words):
     return err
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
+def test_existing_files_are_not_overwritten(tmp_path, capsys):
     source, target = tmp_path / "a.pth", tmp_path / "b.pth"
     torch.save(dino_saw(), source)
     target.write_bytes(b"mine")
@@ -199,7 +199,7 @@ class Code:
         return print, ("run",)
 
 
-def test_files_that_cannot_be_read(tmp_path, capsys):
+def test_unreadable_files_raise(tmp_path, capsys):
     target = tmp_path / "out.pt"
     assert f"convert-weights: file {tmp_path / 'no.pth'} does not exist." in failed(
         capsys, tmp_path / "no.pth", target
@@ -225,7 +225,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     assert not target.exists()
 
 
-def test_the_position_of_the_state_dict(tmp_path, capsys):
+def test_key_selects_the_state_dict(tmp_path, capsys):
     torch.save({"ema": dino_saw(), "model": stock()}, tmp_path / "a.pth")
     words = [tmp_path / "a.pth", tmp_path / "b.pt"]
     assert "not those of a supported released checkpoint" in failed(capsys, *words)
@@ -234,7 +234,7 @@ def test_the_position_of_the_state_dict(tmp_path, capsys):
     assert read_weights(tmp_path / "a.pth", "ema")[1] == ["model"]
 
 
-def test_what_is_not_recognised_or_does_not_fit():
+def test_unsupported_weights_raise():
     with pytest.raises(InputError, match=re.escape("got the names cls_token, ")):
         convert_weights({k: v for k, v in stock().items() if k != "pos_embed"})
     with pytest.raises(InputError, match="such as constant slopes or axial RoPE, need no conversion"):
@@ -269,22 +269,22 @@ def test_what_is_not_recognised_or_does_not_fit():
         convert_weights(weights)
 
 
-def test_heads_and_specs_that_the_weights_do_not_tell():
+def test_num_heads_and_spec_that_weights_do_not_determine():
     weights = {**stock(False), "freqs": torch.randn(2, 3, 16)}
     with pytest.raises(
         InputError,
         match=r"number of heads cannot be inferred from the weights, got the width 32\. Pass `num_heads`",
     ):
         convert_weights(weights)
-    done = convert_weights(weights, num_heads=4)
-    assert done.weights["blocks.0.attn.pos_enc.freqs"].shape == (2, 4, 4)
-    assert done.notes == ()
+    result = convert_weights(weights, num_heads=4)
+    assert result.weights["blocks.0.attn.pos_enc.freqs"].shape == (2, 4, 4)
+    assert result.notes == ()
     with pytest.raises(InputError, match=r"num_heads must be 4, that of blocks.0.attn.m, got 2"):
         convert_weights(dino_saw(), num_heads=2)
     large = irpe(k=(1, 8, 290))
-    done = convert_weights(large, spec="irpe(ratio=4.0)")
-    assert done.specs == ("learn+irpe(ratio=4.0)",)
-    built(done.specs[0]).load_state_dict(done.weights)
+    result = convert_weights(large, spec="irpe(ratio=4.0)")
+    assert result.specs == ("learn+irpe(ratio=4.0)",)
+    build(result.specs[0]).load_state_dict(result.weights)
     with pytest.raises(OptionError, match="must be a single encoding"):
         convert_weights(large, spec="irpe+alibi2d")
     with pytest.raises(InputError, match="No published"):
@@ -293,26 +293,30 @@ def test_heads_and_specs_that_the_weights_do_not_tell():
 
 @cases("qkv_bias", [False, True])
 @cases("pool", ["token", "avg"])
-def test_convit_is_the_same_model(qkv_bias, pool):
-    """timm's own ConViT, whose class token stays out of the gated blocks, against a ViT with its weights."""
+def test_converted_convit_gives_equal_outputs(qkv_bias, pool):
+    """The ConViT of timm, whose gated blocks have no class token, against a ViT with its weights."""
     sizes = {"img_size": 40, "patch_size": 8, "depth": 4, "num_classes": 5, "qkv_bias": qkv_bias}
     theirs = timm.create_model("convit_tiny", **sizes, embed_dim=8, num_heads=4, local_up_to_layer=2)
     theirs = shake(theirs).double().eval()
-    done = convert_weights(theirs.state_dict())
-    assert done.kind == "convit"
-    assert done.specs == ("learn+gpsa(layers=[0,1],late_prefix=true)",)
-    assert done.notes == (
+    result = convert_weights(theirs.state_dict())
+    assert result.kind == "convit"
+    assert result.specs == ("learn+gpsa(layers=[0,1],late_prefix=true)",)
+    assert result.notes == (
         f"load it into a ViT with embed_dim=32, num_heads=4, qkv_bias={qkv_bias}, no_embed_class=True",
     )
-    assert ("blocks.1.attn.v.weight", "blocks.1.attn.qkv.weight") in done.renamed
-    made = {"embed_dim": 32, "num_heads": 4, "no_embed_class": True, "global_pool": pool, "fc_norm": False}
+    assert ("blocks.1.attn.v.weight", "blocks.1.attn.qkv.weight") in result.renamed
+    options = {"embed_dim": 32, "num_heads": 4, "no_embed_class": True, "global_pool": pool, "fc_norm": False}
     fused = (
-        timm.create_model("vit_tiny_patch16_224", pos_embed=done.specs[0], **sizes, **made).double().eval()
+        timm.create_model("vit_tiny_patch16_224", pos_embed=result.specs[0], **sizes, **options)
+        .double()
+        .eval()
     )
     direct = (
-        timm.create_model("vit_tiny_patch16_224", pos_embed=done.specs[0], **sizes, **made).double().eval()
+        timm.create_model("vit_tiny_patch16_224", pos_embed=result.specs[0], **sizes, **options)
+        .double()
+        .eval()
     )
-    fused.load_state_dict(done.weights)
+    fused.load_state_dict(result.weights)
     direct.load_state_dict(theirs.state_dict())
     theirs.global_pool = pool
     x = torch.randn(2, 3, 40, 40, dtype=torch.float64, requires_grad=True)
@@ -323,10 +327,10 @@ def test_convit_is_the_same_model(qkv_bias, pool):
         torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs)
     )
     torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10)
-    stored = zip(
+    intermediates = zip(
         fused.forward_intermediates(x, norm=True)[1],
         theirs.forward_intermediates(x, norm=True)[1],
         strict=True,
     )
-    for mine, other in stored:
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+    for converted, original in intermediates:
+        torch.testing.assert_close(converted, original, rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""`vispe debias`: folders that other commands accept, and refusals."""
+"""`vispe debias`: output folders that other commands load, and errors."""
 
 import json
 
@@ -13,7 +13,7 @@ from vispe.cli.main import main
 MODEL = ["test_vit", "--weights", "random", "--img-size", "64"]
 
 
-def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
+def test_the_output_folder_loads_as_a_model_in_other_commands(tmp_path, capsys):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)).save(tmp_path / "a.png")
     out = str(tmp_path / "out")
     words = [
@@ -36,7 +36,7 @@ def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("prefix", ["local-dir:", "hf:"])
-def test_a_model_in_a_relative_folder_is_found_from_elsewhere(prefix, tmp_path, monkeypatch):
+def test_relative_model_folders_load_from_another_directory(prefix, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     if prefix == "hf:":
@@ -62,12 +62,12 @@ def test_a_model_in_a_relative_folder_is_found_from_elsewhere(prefix, tmp_path, 
         (["--rounds", "3"], "--rounds 3 has no effect on --method poses"),
     ],
 )
-def test_refusals(words, message, tmp_path, capsys):
+def test_invalid_arguments_raise(words, message, tmp_path, capsys):
     assert main(["debias", *MODEL, *words, "-o", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_only_networks(tmp_path, capsys):
+def test_the_shipped_backbone_raises(tmp_path, capsys):
     assert main(["debias", "vispe_micro", "-o", str(tmp_path / "out")]) == 2
     assert "model does not support the shipped backbone here" in capsys.readouterr().err

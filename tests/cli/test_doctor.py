@@ -25,7 +25,7 @@ def failed(capsys, *words):
     return err
 
 
-def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
+def test_a_learned_bias_uses_a_dense_mask_on_cpu(capsys):
     report = messages(
         capsys, "--encoding", "alibi2d(slopes=learned)", "--img-size", "96,128", "--batch-size", "2"
     )
@@ -39,11 +39,11 @@ def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
     assert len(path["layers"]) > 2
 
 
-def test_one_side_is_a_square(capsys):
+def test_a_single_image_side_means_a_square(capsys):
     assert messages(capsys, "--encoding", "alibi2d", "--img-size", "96")["image_size"] == [96, 96]
 
 
-def test_layers_of_the_model_itself(capsys):
+def test_layers_with_stock_attention_are_reported(capsys):
     for words, reason in (
         ((), "no encoding acts inside it"),
         (("--encoding", "sincos2d"), "no encoding acts inside it"),
@@ -56,13 +56,13 @@ def test_layers_of_the_model_itself(capsys):
         assert (path["backend"], path["reason"]) == (STOCK, reason)
 
 
-def test_text(capsys):
+def test_text_output(capsys):
     assert main([*MODEL, "--encoding", "rope_axial", "--dtype", "bfloat16"]) == 0
-    title, layers_, backend, *rest = capsys.readouterr().out.splitlines()
+    title, layers_, backend, *lines = capsys.readouterr().out.splitlines()
     assert title == "test_vit with rope_axial, 1 x 160x160 px, bfloat16, cpu"
     assert layers_.startswith("  blocks.0.attn to blocks.")
     assert backend == "    sdpa: there is no bias"
-    assert all(line.startswith("    not ") for line in rest)
+    assert all(line.startswith("    not ") for line in lines)
 
 
 def test_different_softmaxes_are_listed_separately():
@@ -92,7 +92,7 @@ def test_different_layers_are_listed_separately():
     assert not model.blocks[0].attn._forward_pre_hooks
 
 
-def test_errors(capsys):
+def test_invalid_arguments_raise(capsys):
     assert "doctor: no model for --encoding, --img-size." in failed(
         capsys, "--encoding", "alibi2d", "--img-size", "96"
     )

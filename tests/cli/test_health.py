@@ -31,16 +31,16 @@ def test_noise_prints_the_table(capsys):
     assert main(["health", *MODEL, "--noise", "2"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    title, *rest = out.splitlines()
+    title, *lines = out.splitlines()
     assert title.startswith("test_vit (random weights), 2 noise images: ")
-    rows = [line.split("|") for line in rest if line.startswith("| ")]
+    rows = [line.split("|") for line in lines if line.startswith("| ")]
     assert [c.strip() for c in rows[0][1:6]] == ["layer", "distributed", "local", "sink", "dead"]
     assert [row[1].strip() for row in rows[1:]] == [str(i) for i in range(len(rows) - 1)]
     assert all(row[-2].strip() == "-" for row in rows[1:])  # no bias
 
 
 @pytest.mark.slow
-def test_images_leave_a_report_and_a_figure(capsys, images, tmp_path):
+def test_images_write_a_report_and_a_figure(capsys, images, tmp_path):
     out = tmp_path / "out"
     words = [
         "health",
@@ -75,14 +75,14 @@ def test_images_leave_a_report_and_a_figure(capsys, images, tmp_path):
     np.testing.assert_allclose(second["sink_mass"], report["sink_mass"], rtol=1e-5)
 
 
-def test_json_is_the_report(capsys):
+def test_json_prints_the_report(capsys):
     assert main(["health", *MODEL, "--noise", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["patterns"] == ["distributed", "local", "sink", "dead"]
     assert report["position_r2"][0][0] is None  # one image
 
 
-def test_bad_requests(capsys, images):
+def test_invalid_arguments_raise(capsys, images):
     assert "health: needs either images or --noise, got" in failed(capsys, *MODEL)
     assert "health: needs either images or --noise, got" in failed(
         capsys, "test_vit", str(images), "--noise", "1"

@@ -23,7 +23,7 @@ from vispe.cli.shared_options import SHARED
 from vispe.errors import InputError, MissingExtra
 from vispe.multimodal import create_scheme, list_schemes
 
-LACKS = {
+EXCEPTIONS = {
     "numpy": MemoryError("Unable to allocate 8.00 GiB for an array"),
     "python": MemoryError(),
     "torch": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
@@ -54,15 +54,15 @@ def toy(
     Examples:
         vispe toy a.png -o out
     """
-    passed = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
+    non_default = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
     if labels == "raise":
         raise InputError("toy needs labels=other, got labels=raise; choose another.")
     if labels == "parameters":
         raise InputError("toy: `class_names` needs `images`, got `colour`. Omit `force`.")
     if labels == "crash":
         raise ZeroDivisionError("a bug")
-    if labels in LACKS:
-        raise LACKS[labels]
+    if labels in EXCEPTIONS:
+        raise EXCEPTIONS[labels]
     if labels == "interrupt":
         raise KeyboardInterrupt
     if labels == "file":
@@ -71,7 +71,7 @@ def toy(
         import a_package_that_does_not_exist  # noqa: F401
     if labels == "warn":
         warnings.warn("a thing was\nnoticed", stacklevel=1)
-    sys.stdout.write(json.dumps(passed) + "\n")
+    sys.stdout.write(json.dumps(non_default) + "\n")
     return 7 if labels == "seven" else None
 
 
@@ -84,7 +84,7 @@ def _toy_command(monkeypatch):
     monkeypatch.setitem(COMMANDS, "toy", "Do what a test wants, 100 % of it.")
 
 
-def passed(capsys, *words):
+def run_toy(capsys, *words):
     assert main(["toy", *words]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -123,18 +123,18 @@ def failed(capsys, *words, code=2):
         ("a -o o --kind logistic", {"images": ["a"], "out": "o", "kind": "logistic"}),
     ],
 )
-def test_words_become_arguments(capsys, words, expected):
-    assert passed(capsys, *words.split()) == expected
+def test_the_command_line_sets_the_arguments(capsys, words, expected):
+    assert run_toy(capsys, *words.split()) == expected
 
 
-def test_values_with_spaces_and_commas_stay_whole(capsys):
-    assert passed(capsys, "my image, 1.png", "-o", "a folder") == {
+def test_values_with_spaces_and_commas_are_not_split(capsys):
+    assert run_toy(capsys, "my image, 1.png", "-o", "a folder") == {
         "images": ["my image, 1.png"],
         "out": "a folder",
     }
 
 
-def test_config_file_gives_options_and_later_words_win(capsys, tmp_path):
+def test_the_command_line_overrides_the_config_file(capsys, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("images: [a.png]\nout: there\nscales: [1, 2]\nclass_names: [x, y]\nfilters: false\n")
     expected = {
@@ -144,10 +144,10 @@ def test_config_file_gives_options_and_later_words_win(capsys, tmp_path):
         "class_names": ["x", "y"],
         "filters": False,
     }
-    assert passed(capsys, "--config", str(path)) == expected
-    changed = passed(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
+    assert run_toy(capsys, "--config", str(path)) == expected
+    overridden = run_toy(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
     del expected["filters"]
-    assert changed == expected | {"images": ["b.png"], "scales": [4]}
+    assert overridden == expected | {"images": ["b.png"], "scales": [4]}
 
 
 def test_optional_positional_arguments_of_a_config_file_are_used(tmp_path, capsys):
@@ -178,11 +178,11 @@ def test_optional_positional_arguments_of_a_config_file_are_used(tmp_path, capsy
         assert failed(capsys, "probe", *words, "m") == f"probe: {error}"
 
 
-def test_printed_config_can_be_read_again(capsys, tmp_path):
+def test_printed_config_round_trip(capsys, tmp_path):
     assert main(["toy", "a.png", "-o", "out", "--scales", "1,2", "--print_config"]) == 0
     path = tmp_path / "c.yaml"
     path.write_text(capsys.readouterr().out)
-    assert passed(capsys, "--config", str(path)) == {"images": ["a.png"], "out": "out", "scales": [1, 2]}
+    assert run_toy(capsys, "--config", str(path)) == {"images": ["a.png"], "out": "out", "scales": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_printed_config_can_be_read_again(capsys, tmp_path):
         ("a -o o --scales 1,x", "toy: --scales must be a number, got "),
     ],
 )
-def test_wrong_words_are_explained_in_one_line(capsys, words, message):
+def test_invalid_arguments_raise_a_one_line_error(capsys, words, message):
     error = failed(capsys, "toy", *words.split())
     assert error.startswith(message)
     assert error.endswith("See vispe toy --help.")
 
 
-def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
+def test_invalid_config_files_raise_a_one_line_error(capsys, tmp_path):
     assert "nope.yaml' does not exist." in failed(capsys, "toy", "--config", "nope.yaml")
     path = tmp_path / "c.yaml"
     path.write_text("images: [a]\nouts: there\n")
@@ -283,9 +283,7 @@ def test_errors_in_groups_name_the_key(capsys, words, message):
         ("list --ndim 0", "no name matches '*'"),
     ],
 )
-def test_numbers_out_of_range_and_options_without_effect_are_refused(
-    capsys, tmp_path, monkeypatch, words, message
-):
+def test_numbers_out_of_range_and_options_without_effect_raise(capsys, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(64 * 64).reshape(64, 64).astype(np.uint8)).save("a.png")
     random = [] if words.startswith(("plot", "list")) else ["--weights", "random"]
@@ -297,7 +295,7 @@ def test_numbers_out_of_range_and_options_without_effect_are_refused(
 @pytest.mark.parametrize(
     "words", ["rotate test_vit --textures 1 -o", "plot alibi2d -o", "probe test_vit --pos-embed"]
 )
-def test_empty_text_is_refused(capsys, words):
+def test_empty_text_raises(capsys, words):
     command, option = words.split()[0], "--out" if words.endswith("-o") else "--pos-embed"
     expected = f"{command}: {option} must not be empty, got ''. Check that shell variables are set."
     assert failed(capsys, *words.split(), "") == expected
@@ -331,7 +329,7 @@ def test_parameters_in_messages_are_printed_as_options(capsys):
     assert frame._name_options("`class_names`", ["no_such_command"]) == "`class_names`"
 
 
-def test_files_and_packages_that_are_missing_are_user_errors(capsys):
+def test_missing_files_and_packages_are_user_errors(capsys):
     words = ("toy", "a", "-o", "o", "--labels")
     assert failed(capsys, *words, "file") == "/nonexistent/folder/file: No such file or directory."
     error = failed(capsys, *words, "package")
@@ -347,15 +345,15 @@ def test_files_and_packages_that_are_missing_are_user_errors(capsys):
         ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
 )
-def test_a_lack_of_memory_is_one_line(capsys, kind, message):
+def test_out_of_memory_is_a_one_line_error(capsys, kind, message):
     error = failed(capsys, "toy", "a", "-o", "o", "--labels", kind)
     assert error == f"out of memory ({message}). Use fewer or smaller files, or close other programs."
-    with pytest.raises(type(LACKS[kind])):
+    with pytest.raises(type(EXCEPTIONS[kind])):
         main(["--debug", "toy", "a", "-o", "o", "--labels", kind])
 
 
 @pytest.mark.parametrize(("kind", "error"), [("crash", ZeroDivisionError), ("other", RuntimeError)])
-def test_bugs_are_not_dressed_up_as_user_errors(kind, error):
+def test_internal_errors_are_not_user_errors(kind, error):
     with pytest.raises(error):
         main(["toy", "a", "-o", "o", "--labels", kind])
 
@@ -369,13 +367,13 @@ def test_exit_code_of_the_command_is_passed_on(capsys):
 
 
 def test_warnings_of_vispe_are_one_line(capsys, monkeypatch):
-    shown = frame._format_warning(UserWarning("two\nlines"), UserWarning, frame.__file__, 1)
-    assert shown == "vispe: warning: two lines\n"
+    formatted = frame._format_warning(UserWarning("two\nlines"), UserWarning, frame.__file__, 1)
+    assert formatted == "vispe: warning: two lines\n"
     assert "UserWarning" in frame._format_warning(UserWarning("x"), UserWarning, "/elsewhere.py", 1)
-    before = warnings.formatwarning
+    formatwarning = warnings.formatwarning
     with pytest.warns(UserWarning, match="noticed"):
         main(["toy", "a", "-o", "o", "--labels", "warn"])
-    assert warnings.formatwarning is before
+    assert warnings.formatwarning is formatwarning
 
 
 def test_missing_parser_package_is_named(capsys, monkeypatch):
@@ -396,7 +394,7 @@ def test_help_shows_text_arguments_and_examples(capsys):
     assert out.rstrip().endswith("examples:\n    vispe toy a.png -o out")
 
 
-def test_docstrings_are_split_into_parts():
+def test_docstrings_are_split_into_text_arguments_and_examples():
     text, helps, examples = read_docstring(inspect.getdoc(toy))
     assert text == "Do what a test wants, 100 % of it.\n\nA second paragraph."
     assert helps == {"images": "what to read, over two lines: yes.", "out": "where to write."}
@@ -415,7 +413,7 @@ def test_overview_lists_every_command_and_version(capsys):
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "toy"])
-def test_every_command_documents_itself(name, capsys):
+def test_every_command_has_complete_documentation(name, capsys):
     function, positionals, short = load_command(name)
     parameters = inspect.signature(function).parameters
     text, helps, examples = command_help(function)
@@ -429,7 +427,7 @@ def test_every_command_documents_itself(name, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_lists_at_most_30_options_and_help_all_every_one(name, capsys):
+def test_help_lists_at_most_30_options_and_help_all_lists_all(name, capsys):
     def options(word):
         assert main([name, word]) == 0
         out = capsys.readouterr().out
@@ -439,9 +437,9 @@ def test_help_lists_at_most_30_options_and_help_all_every_one(name, capsys):
     flags = {f"--{key.strip('_').replace('_', '-')}" for key in inspect.signature(function).parameters}
     flags -= {f"--{key.replace('_', '-')}" for key in positionals}
     advanced = getattr(inspect.getmodule(function), "ADVANCED", ())
-    shown, text = options("--help")
-    assert len(shown | {"--help"}) <= 30
-    assert flags - shown == {f"--{key.replace('_', '-')}" for key in advanced}
+    help_flags, text = options("--help")
+    assert len(help_flags | {"--help"}) <= 30
+    assert flags - help_flags == {f"--{key.replace('_', '-')}" for key in advanced}
     assert ("--help-all also shows" in text) is bool(advanced)
     assert flags <= options("--help-all")[0]
 
@@ -471,18 +469,18 @@ report(imported(*models, 'huggingface_hub'))
 """
 
 
-def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output(tmp_path):
-    """In one interpreter, which takes seconds to start; `tests/cli/test_pipes.py` has the closed pipe alone."""
+def test_commands_import_lazily_and_ignore_closed_output_pipes(tmp_path):
+    """Both in one interpreter, which takes seconds to start; `tests/cli/test_pipes.py` tests closed pipes alone."""
     page = np.random.default_rng(0).integers(0, 90, (66, 130), np.uint8)
     page[:, 24:] += 120
     scribbles = np.zeros_like(page)
-    for top in (5, 20):  # two scribbles of each class, so that there is nothing to note
+    for top in (5, 20):  # two scribbles of each class, so that there are no notes
         scribbles[top : top + 4, 3:20], scribbles[top : top + 4, 28:44] = 1, 2
     Image.fromarray(page).save(tmp_path / "page.png")
     Image.fromarray(scribbles).save(tmp_path / "scribbles.png")
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         stdout=subprocess.PIPE if os.name == "nt" else writer,
         stderr=subprocess.PIPE,
@@ -490,10 +488,10 @@ def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output
         check=False,
     )
     os.close(writer)
-    lines = done.stderr.splitlines()
+    lines = process.stderr.splitlines()
     assert "none.png" in lines.pop(6)
-    own = ["vispe.cli.arguments", "vispe.cli.argv", "vispe.cli.command_parser"]
-    own += [
+    cli_modules = ["vispe.cli.arguments", "vispe.cli.argv", "vispe.cli.command_parser"]
+    cli_modules += [
         "vispe.cli.commands",
         "vispe.cli.commands.evaluation",
         "vispe.cli.commands.evaluation.probe",
@@ -501,11 +499,11 @@ def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output
         "vispe.cli.messages",
         "vispe.cli.shared_options",
     ]
-    expected = [[0, 0], [], 0, [], [*own, "vispe.cli.terminal"], [], 2, [], 0, 0, []]
+    expected = [[0, 0], [], 0, [], [*cli_modules, "vispe.cli.terminal"], [], 2, [], 0, 0, []]
     assert [json.loads(line) for line in lines] == expected
-    assert done.returncode == 0
-    first, again = (tmp_path / name / "page_seg.png" for name in ("out", "again"))
-    assert again.read_bytes() == first.read_bytes()
+    assert process.returncode == 0
+    first, second = (tmp_path / name / "page_seg.png" for name in ("out", "again"))
+    assert second.read_bytes() == first.read_bytes()
 
 
 def test_list_and_info_and_cite(capsys):
@@ -517,9 +515,9 @@ def test_list_and_info_and_cite(capsys):
     assert out.startswith("alibi ")
     assert "alibi2d" not in out
     assert main(["info", "alibi2d.geometric", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["options"]["slopes"] == "geometric"
-    assert facts["presets"] == {"geometric": {"slopes": "geometric"}}
+    info = json.loads(capsys.readouterr().out)
+    assert info["options"]["slopes"] == "geometric"
+    assert info["presets"] == {"geometric": {"slopes": "geometric"}}
     assert main(["info", "sincos2d"]) == 0
     assert "additive" in capsys.readouterr().out
     assert "Did you mean 'alibi2d'" in failed(capsys, "info", "alibi2")
@@ -529,7 +527,7 @@ def test_list_and_info_and_cite(capsys):
     assert f"version = {{{vispe.__version__}}}" in out
 
 
-def test_a_list_without_a_match_fails(capsys):
+def test_list_without_a_match_exits_with_1(capsys):
     assert main(["list", "alibi3"]) == 1
     text = "vispe: list: no name matches 'alibi3' and the options. Did you mean 'alibi3d' or 'alibi'"
     output = capsys.readouterr()
@@ -542,8 +540,8 @@ def test_a_list_without_a_match_fails(capsys):
 
 def test_info_of_an_alias(capsys):
     assert main(["info", "bapa", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["name"], facts["options"]) == ("mousi", {"share": "all"})
+    info = json.loads(capsys.readouterr().out)
+    assert (info["name"], info["options"]) == ("mousi", {"share": "all"})
     assert main(["cite", "bapa"]) == 0
     assert "2509.21984" in capsys.readouterr().out
 
@@ -553,9 +551,9 @@ def test_list_and_info_and_cite_of_position_schemes(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list_schemes()
     assert main(["list", "*", "--json"]) == 0
-    every = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in every] == [*vispe.list_encodings("*"), *list_schemes()]
-    assert {*every[0]} <= {*every[-1]}
+    entries = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in entries] == [*vispe.list_encodings("*"), *list_schemes()]
+    assert {*entries[0]} <= {*entries[-1]}
     assert main(["list"]) == 0
     assert "\n\nposition schemes" in capsys.readouterr().out
     for words in (["--kind", "bias"], ["--ndim", "2"], ["alibi*"]):
@@ -564,17 +562,17 @@ def test_list_and_info_and_cite_of_position_schemes(capsys):
     assert "--ndim selects encodings" in failed(capsys, "list", "--kind", "scheme", "--ndim", "2")
     for name in list_schemes():
         assert main(["info", name, "--json"]) == 0
-        facts = json.loads(capsys.readouterr().out)
-        assert (facts["name"], facts["axes"]) == (name, create_scheme(name).axes)
+        info = json.loads(capsys.readouterr().out)
+        assert (info["name"], info["axes"]) == (name, create_scheme(name).axes)
         assert main(["info", name]) == 0
-        assert facts["summary"] in (text := capsys.readouterr().out)
+        assert info["summary"] in (text := capsys.readouterr().out)
         assert "qwen2_5_vl" in text
         assert main(["cite", name]) == 0
-        assert facts["paper"] in capsys.readouterr().out
+        assert info["paper"] in capsys.readouterr().out
     assert main(["cite", "vrope", "alibi2d", "--json"]) == 0
-    cited = json.loads(capsys.readouterr().out)
-    assert "2502.11664" in cited["schemes"]["vrope"]["paper"]
-    assert cited["encodings"]["alibi2d"]["year"] == 2026
+    output = json.loads(capsys.readouterr().out)
+    assert "2502.11664" in output["schemes"]["vrope"]["paper"]
+    assert output["encodings"]["alibi2d"]["year"] == 2026
 
 
 @pytest.mark.parametrize(
@@ -582,11 +580,11 @@ def test_list_and_info_and_cite_of_position_schemes(capsys):
     [("mrope-i", "mrope_i"), ("VRoPE", "vrope"), ("alibi-2d", "alibi2d"), ("v2pee", "v2pe")],
 )
 @pytest.mark.parametrize("command", ["info", "cite"])
-def test_misspelled_names_are_suggested_from_both(capsys, command, spelled, right):
+def test_misspelled_encodings_and_schemes_are_suggested(capsys, command, spelled, right):
     assert f"Did you mean '{right}'" in failed(capsys, command, spelled)
 
 
-def test_info_of_a_preset_that_does_not_exist_is_refused(capsys):
+def test_info_of_an_unknown_preset_raises(capsys):
     assert "alibi2d.geometrc" in failed(capsys, "info", "alibi2d.geometrc")
 
 
@@ -625,7 +623,7 @@ def test_doctor_reports_the_installation(capsys, monkeypatch):
     )
 
 
-def test_help_of_an_option_is_written_once():
+def test_help_texts_are_not_repeated_across_commands():
     texts = {}
     for name in COMMANDS:
         function, _, _ = load_command(name)
@@ -638,10 +636,10 @@ def test_help_of_an_option_is_written_once():
     assert {key for key, _ in repeated} <= {"device", "force", "image", "out", "noise", "textures"}, repeated
 
 
-def test_segment_shows_few_options(capsys):
+def test_segment_help_lists_at_most_30_options(capsys):
     main(["segment", "--help"])
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
-    assert len(shown) <= 30
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
+    assert len(lines) <= 30
 
 
 @cases(
@@ -656,7 +654,7 @@ def test_segment_shows_few_options(capsys):
         ("needs a grid. Use dim=3 or features=both.", "Use dim=3 or --features both."),
     ],
 )
-def test_advice_of_library_messages_names_options(message, printed):
+def test_suggestions_of_library_messages_name_options(message, printed):
     from vispe.cli.commands.segmentation.segment import segment
     from vispe.cli.messages import name_options
 

@@ -27,7 +27,7 @@ TOWERS = {"its own tower": (OWN, 2), "a tower of timm": (TIMM, 6)}
 
 
 def with_towers(names, rows, fast):
-    """Parametrise a test by a tower and `names`: `rows` with both towers, all but the pairs in `fast` as long tests."""
+    """Parametrize a test over towers and `rows`; pairs that are not in `fast` are long tests."""
     pairs = [(tower, row) for row in rows for tower in TOWERS]
     values = [
         pytest.param(
@@ -40,10 +40,10 @@ def with_towers(names, rows, fast):
 
 @pytest.fixture(params=TOWERS.values(), ids=TOWERS, autouse=True)
 def tiny(request, monkeypatch):
-    """A small model under the name 'tiny'; how many blocks its tower has."""
+    """Register a small model under the name 'tiny'; return the depth of its tower."""
     tower, depth = request.param
-    known = {"embed_dim": 16, "vision_cfg": tower, "text_cfg": TEXT}
-    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", known)
+    config = {"embed_dim": 16, "vision_cfg": tower, "text_cfg": TEXT}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", config)
     return depth
 
 
@@ -53,7 +53,7 @@ def tiny(request, monkeypatch):
     COMMANDS,
     {("its own tower", "probe"), ("a tower of timm", "health"), ("its own tower", "receptive-field")},
 )
-def test_commands_take_them(command, encoding, capsys, tmp_path):
+def test_commands_accept_open_clip_models(command, encoding, capsys, tmp_path):
     words = [
         command,
         "open_clip:tiny",
@@ -70,7 +70,7 @@ def test_commands_take_them(command, encoding, capsys, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
-def test_rotate_sees_every_block_of_both_kinds_of_towers(capsys, tiny):
+def test_rotate_measures_every_block_of_both_kinds_of_towers(capsys, tiny):
     words = [
         "rotate",
         "open_clip:tiny",
@@ -90,7 +90,7 @@ def test_rotate_sees_every_block_of_both_kinds_of_towers(capsys, tiny):
 
 
 @with_towers("encoding", ["", "alibi2d"], {("its own tower", ""), ("a tower of timm", "alibi2d")})
-def test_segment_learns_from_their_tokens(encoding, tmp_path, monkeypatch):
+def test_segment_uses_tokens_of_open_clip_models(encoding, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = np.zeros((70, 91), np.uint8)
     labels[8:30, 8:40], labels[40:60, 40:80] = 1, 2
@@ -100,11 +100,11 @@ def test_segment_learns_from_their_tokens(encoding, tmp_path, monkeypatch):
     model += ["--pos-embed", encoding] if encoding else []
     assert main(["segment", "a.png", "--labels", "labels.png", *model, "-o", "out"]) == 0
     assert main(["apply", "out/model.vispe", "a.png", "-o", "again"]) == 0
-    first, again = (np.asarray(Image.open(f"{folder}/a_seg.png")) for folder in ("out", "again"))
-    assert np.array_equal(first, again)
+    first, second = (np.asarray(Image.open(f"{folder}/a_seg.png")) for folder in ("out", "again"))
+    assert np.array_equal(first, second)
 
 
-def test_doctor_explains_them(capsys):
+def test_doctor_accepts_open_clip_models(capsys):
     assert main(["doctor", "open_clip:tiny", "--encoding", "alibi2d", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["model"], report["weights"], report["image_size"]) == (
@@ -115,7 +115,7 @@ def test_doctor_explains_them(capsys):
     assert report["paths"]
 
 
-def test_images_are_prepared_as_open_clip_does(capsys, tmp_path):
+def test_images_are_normalized_as_in_open_clip(capsys, tmp_path):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91, 3), np.uint8)).save(tmp_path / "a.png")
     assert main(["health", "open_clip:tiny", str(tmp_path / "a.png"), "--weights", "random"]) == 0
     side, mean, std = input_settings(load_model("open_clip:tiny", weights="random").model)
@@ -124,7 +124,7 @@ def test_images_are_prepared_as_open_clip_does(capsys, tmp_path):
     assert torch.equal(std.flatten(), torch.tensor(open_clip.OPENAI_DATASET_STD))
 
 
-def test_a_file_of_weights_is_loaded(tmp_path):
+def test_weight_files_are_loaded(tmp_path):
     torch.manual_seed(5)
     model = open_clip.create_model("tiny")
     torch.save(model.state_dict(), tmp_path / "weights.pt")
@@ -132,8 +132,8 @@ def test_a_file_of_weights_is_loaded(tmp_path):
     expected = getattr(model.visual, "trunk", model.visual).state_dict()
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[k], v) for k, v in expected.items())
-    other = load_model("open_clip:tiny", weights="random").model.state_dict()
-    assert not all(torch.equal(other[k], v) for k, v in loaded.items())
+    random = load_model("open_clip:tiny", weights="random").model.state_dict()
+    assert not all(torch.equal(random[k], v) for k, v in loaded.items())
 
 
 @pytest.mark.parametrize("command", ["health", "probe"])
@@ -145,7 +145,7 @@ def test_a_file_of_weights_is_loaded(tmp_path):
         ("open_clip:ViT-B-33", "open_clip has no model 'ViT-B-33'. Did you mean"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence(command, model, text, capsys):
+def test_missing_models_and_weights_raise_a_one_line_error(command, model, text, capsys):
     assert main([command, model, *COMMANDS[command]]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""What files from elsewhere may do: a recipe or a card runs no code and contacts no server by itself."""
+"""Permissions of untrusted files: a recipe or a model card alone runs no code and contacts no server."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ CODE = "from pathlib import Path\nPath('RAN').write_text('x')\ndef f(images):\n 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A current folder with an image and two Python files; no server may be contacted from it."""
+    """Change to a folder with an image and two Python files; record and block network access."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save("i.png")
@@ -29,12 +29,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
 
-    def refuse(*address, **_):
+    def block_connection(*address, **_):
         Path("CONTACTED").write_text(str(address))
         raise OSError("no network here")
 
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", block_connection)
+    monkeypatch.setattr(socket, "getaddrinfo", block_connection)
     return tmp_path
 
 
@@ -49,15 +49,15 @@ def test_a_recipe_runs_no_code(folder, capsys, command, name):
 
 
 @cases("words", [["--allow-code"], ["--model=helper.py:f"]])
-def test_the_command_line_may_allow_code(words):
+def test_command_line_options_allow_code(words):
     from vispe.backbones.hub import check_code
 
-    with recipe_permissions(["--config", "c.yaml", *words]) as rest:
+    with recipe_permissions(["--config", "c.yaml", *words]) as remaining:
         check_code("helper.py:f")
-    assert "--allow-code" not in rest
+    assert "--allow-code" not in remaining
 
 
-def test_code_named_by_a_recipe_runs_when_it_is_allowed(folder):
+def test_code_of_a_recipe_runs_with_allow_code(folder):
     Path("c.yaml").write_text("model: helper.py:missing\nimages: [i.png]\nout: o\n")
     assert main(["rotate", "--config", "c.yaml", "--allow-code"]) == 2  # after the file was imported
     assert Path("RAN").exists()
@@ -70,7 +70,7 @@ def test_a_recipe_contacts_no_server(folder, capsys, name):
     Path("c.yaml").write_text(f"model: {name}\nimages: [i.png]\nout: o\n")
     assert main(["probe", "--config", "c.yaml"]) == 2
     assert not Path("CONTACTED").exists(), capsys.readouterr().err
-    if name != "hf:evil/x":  # transformers tries again and again
+    if name != "hf:evil/x":  # transformers retries many times
         main(["probe", "--config", "c.yaml", "--allow-download"])
         assert Path("CONTACTED").exists()
 
@@ -99,10 +99,10 @@ def test_a_card_contacts_no_server_and_builds_nothing_large(folder, capsys, kind
     config = {"seed": 0, "teacher": TEACHERS[kind], "student": {"pos_embed": "alibi2d"}}
     Path("rf/card.json").write_text(json.dumps({"config": config}))
     assert main(["probe", "rf", "i.png", "-o", "pr"]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert said.count("\n") <= 2, said
-    assert not Path("CONTACTED").exists(), said
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.count("\n") <= 2, err
+    assert not Path("CONTACTED").exists(), err
     assert not Path("pr").exists()
 
 
@@ -118,7 +118,7 @@ BOMBS = {
     "broken": "model: [a\n",
     "no text": "model: \x07\n",
 }
-REFUSALS = {
+MESSAGES = {
     "aliases": ": aliases are not allowed, got *a in line 2.",
     "billion laughs": ": aliases are not allowed, got *a in line 2.",
     "merge keys": ": aliases are not allowed, got *a in line 2.",
@@ -132,19 +132,19 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.parametrize("words", [["probe", "--config", "c.yaml"], ["retrofit", "--teacher", "c.yaml"]])
-def test_recipes_that_grow_when_they_are_read_are_refused(folder, capsys, kind, words):
+def test_yaml_bombs_raise(folder, capsys, kind, words):
     Path("c.yaml").write_text(BOMBS[kind])
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"vispe: c.yaml{REFUSALS[kind]}")
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"vispe: c.yaml{MESSAGES[kind]}")
+    assert err.count("\n") == 1
 
 
 STUDENT = (
     "teacher: {name: test_vit, weights: random}\nstages: [{img_size: 64, steps: 1}]\n"
     "data: [{synthetic: 3}]\nout: o\n"
 )
-FOREIGN = {
+INVALID_RECIPES = {
     "class in a group": ("student: {class_path: notes.f}", "the key 'class_path' in line 5 is not allowed"),
     "class by name": ("student: notes.f", "student must be a mapping of its keys, got 'notes.f'"),
     "file of a group": ("student: notes.yaml", "student must be a mapping of its keys, got 'notes.yaml'"),
@@ -160,10 +160,10 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_recipe_imports_nothing_and_repeats_no_key(folder, capsys, kind, monkeypatch):
+@pytest.mark.parametrize("kind", INVALID_RECIPES)
+def test_recipes_with_imports_or_duplicate_keys_raise(folder, capsys, kind, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
-    lines, message = FOREIGN[kind]
+    lines, message = INVALID_RECIPES[kind]
     Path("notes.yaml").write_text("rank: 2\n")
     Path("c.yaml").write_text(f"{STUDENT}{lines}\n")
     assert main(["retrofit", "--config", "c.yaml"]) == 2
@@ -172,7 +172,7 @@ def test_a_recipe_imports_nothing_and_repeats_no_key(folder, capsys, kind, monke
     assert not Path("o").exists()
 
 
-def test_groups_in_the_list_of_a_recipe_are_written_out(folder, capsys, monkeypatch):
+def test_groups_of_a_recipe_must_be_mappings(folder, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     Path("c.yaml").write_text(STUDENT.replace("{img_size: 64, steps: 1}", "notes.f"))
     assert main(["retrofit", "--config", "c.yaml"]) == 2
@@ -183,7 +183,7 @@ def test_groups_in_the_list_of_a_recipe_are_written_out(folder, capsys, monkeypa
     assert not Path("RAN").exists()
 
 
-def test_keys_are_unique_in_values_of_the_command_line(folder, capsys):
+def test_duplicate_keys_in_command_line_values_raise(folder, capsys):
     assert main(["retrofit", "--stages", "[{img_size: 64, img_size: 32, steps: 1}]"]) == 2
     assert "keys must be unique, got 'img_size' twice" in capsys.readouterr().err
 
@@ -195,17 +195,17 @@ def test_files_of_other_options_are_not_recipes(folder, capsys):
     assert "recipe" not in capsys.readouterr().err
 
 
-def test_pickled_weights_are_one_sentence(folder, capsys):
+def test_pickled_weights_raise_a_one_line_error(folder, capsys):
     import pickle
 
-    class Opened:
+    class Payload:
         def __reduce__(self):
             return exec, ("open('RAN', 'w')",)
 
     Path("m").mkdir()
     Path("m/config.json").write_text(json.dumps({"architecture": "test_vit", "num_classes": 0}))
-    Path("m/pytorch_model.bin").write_bytes(pickle.dumps(Opened()))
+    Path("m/pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
     assert main(["probe", "local-dir:m", "i.png", "-o", "pr"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("vispe: the weights of local-dir:m cannot be loaded (")
+    err = capsys.readouterr().err
+    assert err.startswith("vispe: the weights of local-dir:m cannot be loaded (")
     assert not Path("RAN").exists()

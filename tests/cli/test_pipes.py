@@ -1,4 +1,4 @@
-"""A reader that goes away, as `head` does, is not an error: work goes on, files are written, nothing is printed."""
+"""Output pipes that a reader such as `head` closes: commands succeed, write their files and print nothing more."""
 
 import os
 import subprocess
@@ -33,12 +33,12 @@ COMMANDS = {
                   ["report.html"]),
 }  # fmt: skip
 
-LONG = {"threecell", "rotate", "probe"}  # the others end in the same code
+LONG = {"threecell", "rotate", "probe"}  # the others share their final code
 
 
 @pytest.fixture
-def unread():
-    """The writing end of a pipe whose reader is gone."""
+def closed_pipe():
+    """Return the write end of a pipe whose read end is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -46,12 +46,12 @@ def unread():
 
 
 @pytest.mark.parametrize("name", slow_except(COMMANDS, {*COMMANDS} - LONG))
-def test_commands_end_well_and_write_their_files(name, unread, tmp_path, monkeypatch):
+def test_commands_succeed_and_write_their_files(name, closed_pipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for image in ("a.png", "b.png"):
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 48), np.uint8)).save(image)
     words, files = COMMANDS[name]
-    streams = [os.fdopen(os.dup(unread), "w", buffering=1) for _ in range(2)]
+    streams = [os.fdopen(os.dup(closed_pipe), "w", buffering=1) for _ in range(2)]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", streams[0])
         patch.setattr(sys, "stderr", streams[1])
@@ -63,24 +63,24 @@ def test_commands_end_well_and_write_their_files(name, unread, tmp_path, monkeyp
     assert set(files) <= {path.name for path in (tmp_path / "out").rglob("*")}
 
 
-def test_an_error_keeps_its_exit_code(unread, monkeypatch):
-    with os.fdopen(os.dup(unread), "w", buffering=1) as stream, monkeypatch.context() as patch:
+def test_errors_keep_their_exit_code(closed_pipe, monkeypatch):
+    with os.fdopen(os.dup(closed_pipe), "w", buffering=1) as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
         assert main(["info", "no_such_encoding"]) == 2
 
 
 @pytest.mark.slow  # in the fast suite with a test of tests/cli/test_main.py
 @pytest.mark.parametrize("both", [False, True])
-def test_nothing_is_said_when_python_exits(unread, both):
+def test_python_prints_nothing_on_exit(closed_pipe, both):
     code = "import sys; from vispe.cli.main import main; sys.exit(main(['--help']))"
-    streams = {"stdout": unread, "stderr": unread if both else subprocess.PIPE}
-    done = subprocess.run([sys.executable, "-c", code], **streams, check=False)
-    assert done.returncode == 0
-    assert not done.stderr
+    streams = {"stdout": closed_pipe, "stderr": closed_pipe if both else subprocess.PIPE}
+    process = subprocess.run([sys.executable, "-c", code], **streams, check=False)
+    assert process.returncode == 0
+    assert not process.stderr
 
 
 @pytest.mark.slow
-def test_a_process_without_streams():
+def test_processes_without_standard_streams():
     code = "import sys; sys.stdout = sys.stderr = None; from vispe.cli.main import main; sys.exit(main(['list']))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -91,7 +91,7 @@ def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch, cap
     for name in ("health", "probe", "rotate", "threecell"):
         words, files = COMMANDS[name]
 
-        class Watched:
+        class CheckedStream:
             def __getattr__(self, name):
                 return getattr(sys.__stdout__, name)
 
@@ -100,7 +100,7 @@ def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch, cap
                 return len(text)
 
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", Watched())
+            patch.setattr(sys, "stdout", CheckedStream())
             assert main([*words, "--force"] if name != "threecell" else words) == 0
         for path in (tmp_path / "out").glob("*"):
             path.unlink()

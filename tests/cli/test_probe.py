@@ -27,19 +27,19 @@ def images(tmp_path):
     return folder
 
 
-def test_noise_alone_prints_the_table(capsys):
+def test_noise_prints_the_table(capsys):
     assert main(["probe", *MODEL, "--noise", "2", "--masks", "3", "--no-layers"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    title, *rest = out.splitlines()
+    title, *lines = out.splitlines()
     assert title.startswith("test_vit (random weights), 2 noise images: ")
     assert "held-out R²" in title
-    assert [line.split("|")[1].strip() for line in rest if line.startswith("| ")] == [
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")] == [
         "target", "lr+ud", "lr", "ud", "diag", "radial", "raster", "random",
     ]  # fmt: skip
 
 
-def test_images_and_noise_leave_a_report_and_two_figures(capsys, images, tmp_path):
+def test_images_and_noise_write_a_report_and_two_figures(capsys, images, tmp_path):
     out = tmp_path / "out"
     words = ["probe", *MODEL[:1], str(images), *MODEL[1:], "--noise", "1", "--target", "ud", "-o", str(out)]
     assert main(words) == 0
@@ -65,15 +65,15 @@ def test_images_and_noise_leave_a_report_and_two_figures(capsys, images, tmp_pat
     assert report["results"]["noise"]["verdict"][1:] in page.split("<h2>")[0]
     assert report["weights"] == "random"
     assert "written: " in capsys.readouterr().err
-    before = (out / "probe.png").stat().st_mtime_ns
+    modification_time = (out / "probe.png").stat().st_mtime_ns
     assert "add --force to overwrite them" in failed(capsys, *words[1:])
-    assert (out / "probe.png").stat().st_mtime_ns == before
+    assert (out / "probe.png").stat().st_mtime_ns == modification_time
     assert main([*words, "--force", "--no-layers", "--masks", "1", "--noise", "0"]) == 0
-    assert (out / "probe.png").stat().st_mtime_ns > before
+    assert (out / "probe.png").stat().st_mtime_ns > modification_time
     assert (out / "report.html").read_text().count("<img ") == 1
 
 
-def test_json_goes_to_stdout_and_follows_the_seed(capsys):
+def test_json_is_printed_and_depends_on_the_seed(capsys):
     reports = []
     for seed in ("3", "3", "4"):
         assert main(["probe", *MODEL, "--noise", "1", "--json", "--seed", seed, "--masks", "2"]) == 0
@@ -83,21 +83,21 @@ def test_json_goes_to_stdout_and_follows_the_seed(capsys):
 
 
 @pytest.mark.slow
-def test_every_question_prints_a_table_of_its_own(capsys):
+def test_every_analysis_prints_its_own_table(capsys):
     words = ["--noise", "1", "--textures", "2", "--baselines", "--shifts", "2", "--masks", "2"]
     assert main(["probe", *MODEL, *words]) == 0
     out = capsys.readouterr().out
     starts = [line.split(":")[0] for line in out.splitlines() if ": " in line and line[0] != " "]
-    each = ["after every block", "remedies"]
+    headings = ["after every block", "remedies"]
     model = "test_vit (random weights), "
-    assert starts == [f"{model}1 noise image", *each, f"{model}2 textures", *each]
+    assert starts == [f"{model}1 noise image", *headings, f"{model}2 textures", *headings]
     assert out.count("| average, 8 poses x 4 shifts ") == 2
     assert out.count("| RASA, fitted on mixed images ") == 2
     assert out.count("| block 5 |") == 2
 
 
 @pytest.mark.slow
-def test_remedies_use_the_passed_channels_or_choose_them_on_other_images(capsys):
+def test_remedies_use_blank_channels_or_select_them_on_other_images(capsys):
     actual = []
     for extra in (["--noise", "1"], ["--noise", "2"], ["--noise", "2", "--blank", "3,60"]):
         words = ["--baselines", "--no-layers", "--shifts", "1", "--masks", "2", "--json", *extra]
@@ -110,21 +110,21 @@ def test_remedies_use_the_passed_channels_or_choose_them_on_other_images(capsys)
     keys = ["none", "blank", "svd", "published_average", "d4_average"]
     keys += ["rasa_published", "rasa", "rasa_mixed", "d4_rasa"]
     assert [row["key"] for row in actual[0]["baselines"]["rows"]] == keys
-    fitted = [
+    details = [
         {row["key"]: row["detail"] for row in result["baselines"]["rows"] if "rasa" in row["key"]}
         for result in actual
     ]
-    assert [one["rasa"].partition(" rounds, ")[2] for one in fitted] == [
+    assert [one["rasa"].partition(" rounds, ")[2] for one in details] == [
         f"fitted on {n} other image{'s' * (n > 1)}" for n in (4, 1, 1)
     ]
-    assert {one["rasa_mixed"] for one in fitted} == {"8 rounds, fitted on images of several kinds"}
+    assert {one["rasa_mixed"] for one in details} == {"8 rounds, fitted on images of several kinds"}
     for result, n in zip(actual, (1, 2, 2), strict=True):
         for row in result["baselines"]["rows"]:
             assert {len(values) for values in row["r2_heldout"].values()} == {n}
             assert len(row["effective_rank"]) == len(row["cosine"]) == n
 
 
-def test_another_encoding_replaces_that_of_the_model(capsys):
+def test_pos_embed_replaces_the_encoding_of_the_model(capsys):
     results = []
     for extra in ([], ["--pos-embed", "alibi2d"]):
         assert main(["probe", *MODEL, "--noise", "1", "--json", "--no-layers", *extra]) == 0
@@ -133,7 +133,7 @@ def test_another_encoding_replaces_that_of_the_model(capsys):
     assert results[0]["results"] != results[1]["results"]
 
 
-def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
+def test_invalid_arguments_raise(capsys):
     assert "Pass paths, noise or textures" in failed(capsys, *MODEL)
     assert "need baselines=True" in failed(capsys, *MODEL, "--noise", "1", "--blank", "3")
     assert "need baselines=True" in failed(capsys, *MODEL, "--noise", "1", "--shifts", "2")
@@ -144,7 +144,7 @@ def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
     assert "--target must be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
 
 
-def test_small_grids_name_a_step_that_fits(capsys):
+def test_steps_too_large_for_the_grid_raise(capsys):
     words = [*MODEL[:-1], "6", "--noise", "1"]
     words[words.index("--img-size") + 1] = "64"
     assert "step must be at most 2 for a 4x4 grid, got 6" in failed(capsys, *words)

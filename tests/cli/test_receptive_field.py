@@ -1,4 +1,4 @@
-"""`vispe receptive-field`: table, report and refusals."""
+"""`vispe receptive-field`: table, report and errors."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_noise_prints_the_table(capsys):
 
 
 @pytest.mark.slow
-def test_images_leave_a_report_and_a_figure(capsys, tmp_path):
+def test_images_write_a_report_and_a_figure(capsys, tmp_path):
     page = np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)
     Image.fromarray(page).save(tmp_path / "grey.png")
     out = tmp_path / "out"
@@ -35,6 +35,6 @@ def test_images_leave_a_report_and_a_figure(capsys, tmp_path):
     assert "<th class=left>influence</th>" in (out / "report.html").read_text()
 
 
-def test_refusals(capsys):
+def test_missing_images_raise(capsys):
     assert main(["receptive-field", *MODEL]) == 2
     assert "needs either images or --noise" in capsys.readouterr().err

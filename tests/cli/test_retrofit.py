@@ -1,4 +1,4 @@
-"""`vispe retrofit` from a file of settings: what it writes and prints, and what it refuses in one sentence."""
+"""`vispe retrofit` with a config file: written files, printed summary and one-line errors."""
 
 import json
 
@@ -40,11 +40,11 @@ def recipe(tmp_path):
     return str(file)
 
 
-def test_from_settings_to_a_student(recipe, tmp_path, capsys):
+def test_a_config_file_trains_a_student(recipe, tmp_path, capsys):
     out = tmp_path / "out"
-    changed = ["--student.pos_embed", "rope_axial", "--loss.d4", "0.5", "--ema-decay", "0.9"]
-    assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 0
-    shown = capsys.readouterr()
+    overrides = ["--student.pos_embed", "rope_axial", "--loss.d4", "0.5", "--ema-decay", "0.9"]
+    assert main(["retrofit", "--config", recipe, "-o", str(out), *overrides]) == 0
+    output = capsys.readouterr()
     card = json.loads((out / "card.json").read_text())
     assert card["config"]["student"] == {
         "pos_embed": "rope_axial", "init": "teacher", "symmetric": True, "trainable": "all", "rank": 8,
@@ -57,7 +57,7 @@ def test_from_settings_to_a_student(recipe, tmp_path, capsys):
         "card.json", "log.jsonl", "run.json", "state", "student.safetensors",
     ]  # fmt: skip
     before, after = (card["probe"]["noise"][key]["lr+ud"] for key in ("before", "after"))
-    lines = shown.out.splitlines()
+    lines = output.out.splitlines()
     assert lines[0].startswith(
         f"position decoded from noise (held-out R²; 1: perfectly, 0 or less: not at all): {before:.3f} before"
     )
@@ -66,15 +66,15 @@ def test_from_settings_to_a_student(recipe, tmp_path, capsys):
     assert "1 of 24 channels ablated" in lines[1]
     assert f"cosine {card['likeness']['cosine']:.3f}" in lines[2]
     assert len(lines) == 3
-    assert f"written: {out}" in shown.err
-    assert "step 2 of 4: loss" in shown.err
-    assert "selecting channels to ablate" in shown.err
+    assert f"written: {out}" in output.err
+    assert "step 2 of 4: loss" in output.err
+    assert "selecting channels to ablate" in output.err
 
-    assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 2
+    assert main(["retrofit", "--config", recipe, "-o", str(out), *overrides]) == 2
     assert "contains a finished retrofit. Set --force" in capsys.readouterr().err
 
 
-REFUSED = [
+INVALID = [
     (["--student.pos_embd", "x"], "no option '--student.pos_embd'. Did you mean '--student.pos_embed'"),
     (["--student.pos_embed", "alibi2e"], "alibi2d"),
     (
@@ -102,8 +102,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "text"), REFUSED)
-def test_what_cannot_be_is_said_in_one_line(recipe, tmp_path, capsys, words, text):
+@pytest.mark.parametrize(("words", "text"), INVALID)
+def test_invalid_settings_raise_a_one_line_error(recipe, tmp_path, capsys, words, text):
     assert main(["retrofit", "--config", recipe, "-o", str(tmp_path / "out"), *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert text in error[-1]
@@ -119,13 +119,13 @@ def test_what_cannot_be_is_said_in_one_line(recipe, tmp_path, capsys, words, tex
         ("stages: [{img_size: 32, stps: 1}]", "unknown key 'stps' in stages"),
     ],
 )
-def test_unknown_keys_of_a_file_are_named(tmp_path, capsys, line, text):
+def test_unknown_keys_of_a_config_file_raise(tmp_path, capsys, line, text):
     (tmp_path / "a.yaml").write_text(f"out: x\n{line}\n")
     assert main(["retrofit", "--config", str(tmp_path / "a.yaml")]) == 2
     assert text in capsys.readouterr().err
 
 
-def test_settings_are_printed_whole(recipe, capsys):
+def test_print_config_prints_all_settings(recipe, capsys):
     assert main(["retrofit", "--config", recipe, "-o", "x", "--print_config"]) == 0
     printed = capsys.readouterr().out
     for line in (

@@ -44,46 +44,46 @@ number = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two micrographs with masks, a Python file, and a saved segmentation model."""
+    """Return a folder with two micrographs and their masks, a Python file and a saved segmentation model."""
     from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.pipeline import segment
 
-    made = tmp_path_factory.mktemp("rotate")
-    (made / "images").mkdir()
-    (made / "masks").mkdir()
+    path = tmp_path_factory.mktemp("rotate")
+    (path / "images").mkdir()
+    (path / "masks").mkdir()
     for k, size in enumerate([(60, 64), (65, 63)]):
         image, classes = random_field(k, wavelength=20.0).render(size)
         grey = (image[0].clamp(0, 1) * 255).byte().numpy()
-        Image.fromarray(grey).save(made / "images" / f"a{k}.png")
-        Image.fromarray((classes * 255).byte().numpy()).save(made / "masks" / f"a{k}_mask.png")
-    (made / "my.py").write_text(PLUGIN)
-    segment([made / "images" / "a0.png"], made / "seg", cluster=2, features=FeatureConfig("filters"))
-    return made
+        Image.fromarray(grey).save(path / "images" / f"a{k}.png")
+        Image.fromarray((classes * 255).byte().numpy()).save(path / "masks" / f"a{k}_mask.png")
+    (path / "my.py").write_text(PLUGIN)
+    segment([path / "images" / "a0.png"], path / "seg", cluster=2, features=FeatureConfig("filters"))
+    return path
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
 
 
-def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
+def test_models_are_evaluated_on_images_with_masks(folder, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["rotate", "test_vit", str(folder / "images"), "--masks", str(folder / "masks"), "-o", str(out)]
     words += ["--weights", "random", "--quick", "--angles", "0", "--classes", "dark,bright"]
     words += ["--metrics", "d4,fingerprint,poses"]
     assert main(words) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(
+    output = capsys.readouterr()
+    assert output.out.startswith(
         "test_vit (random weights), 2 images\nfeatures under rotation and reflection: strong"
     )
-    assert "The patch kernel breaks the symmetry" in said.out
-    assert "rotated by quarter turns and mirrored" in said.out
-    assert "area of bright, largest minus smallest" in said.out
-    assert "Fixed pattern" in said.out
-    assert "note: Images of 65 x 63 px" in said.out
+    assert "The patch kernel breaks the symmetry" in output.out
+    assert "rotated by quarter turns and mirrored" in output.out
+    assert "area of bright, largest minus smallest" in output.out
+    assert "Fixed pattern" in output.out
+    assert "note: Images of 65 x 63 px" in output.out
     report = json.loads((out / "report.json").read_text())
     assert report["images"] == ["a0.png", "a1.png"]
     assert report["classes"] == ["dark", "bright"]
@@ -97,7 +97,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
     assert "exist; add --force" in capsys.readouterr().err
 
 
-def test_remedies_reach_the_model(folder, capsys):
+def test_equivariance_options_change_the_model(folder, capsys):
     words = [
         "rotate",
         "test_vit",
@@ -109,8 +109,8 @@ def test_remedies_reach_the_model(folder, capsys):
     ]
     words += ["--crop", "64", "--json"]
 
-    def error(*more):
-        assert main([*words, *more]) == 0
+    def error(*options):
+        assert main([*words, *options]) == 0
         actual = json.loads(capsys.readouterr().out)
         (row,) = [
             r for r in actual["rows"] if (r["transform"], r["metric"], r["part"]) == ("D4", "error", "full")
@@ -130,7 +130,7 @@ def test_remedies_reach_the_model(folder, capsys):
 
 
 @pytest.mark.slow
-def test_a_saved_segmentation_model(folder, capsys):
+def test_saved_segmentation_models_are_evaluated(folder, capsys):
     words = ["rotate", str(folder / "seg" / "model.vispe"), str(folder / "images" / "a0.png")]
     words += ["--angles", "90", "--crop", "48", "--json"]
     assert main([*words, "--masks", str(folder / "masks" / "a0_mask.png")]) == 0
@@ -147,7 +147,7 @@ def test_a_saved_segmentation_model(folder, capsys):
     assert "masks of the textures were ignored" in " ".join(report["notes"])
 
 
-def test_python_callables(folder, capsys):
+def test_python_callables_are_evaluated(folder, capsys):
     file = f"{folder / 'my.py'}"
     words = ["--textures", "1", "--crop", "64", "--json", "--metrics"]
     assert main(["rotate", f"{file}:blocks", *words, "d4,quadrant"]) == 0
@@ -216,24 +216,24 @@ def test_python_callables(folder, capsys):
         ),
     ],
 )
-def test_errors_are_one_sentence(folder, capsys, words, text):
+def test_invalid_arguments_raise_a_one_line_error(folder, capsys, words, text):
     names = {"IMAGES": folder / "images", "MASKS": folder / "masks", "MASK": folder / "masks" / "a0_mask.png"}
     names["MODEL"] = folder / "seg" / "model.vispe"
     words = [str(names.get(w, w)).replace("FILE", str(folder / "my.py")) for w in words]
     assert main(["rotate", *words]) == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
 
 
-def test_the_help_says_what_the_numbers_mean(capsys):
+def test_help_explains_the_numbers(capsys):
     assert main(["rotate", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no change, unrelated features give about 1.41, and there is no upper limit" in said
-    assert "vispe rotate seg/model.vispe images/ --masks masks/ -o out" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no change, unrelated features give about 1.41, and there is no upper limit" in text
+    assert "vispe rotate seg/model.vispe images/ --masks masks/ -o out" in text
 
 
-def test_subjects_know_their_images():
+def test_evaluated_models_prepare_images():
     subject = load_evaluated_model("test_vit", weights="random", d4=True, layer=1)
     assert isinstance(subject.features, D4Features)
     assert isinstance(subject.features.features, VisionModel)
@@ -251,16 +251,16 @@ def test_subjects_know_their_images():
     assert fixed.size == 64
 
 
-def test_probabilities_averaged_over_poses_turn_with_the_image():
-    made = np.random.default_rng(0)
-    weight = made.random((2, 8, 8))
-    s = D4Segmenter(lambda image: weight * image[0].numpy() + weight[::-1])
-    image = torch.from_numpy(made.random((1, 8, 8)))
-    np.testing.assert_array_equal(np.rot90(s(image)), s(torch.rot90(image, 1, (1, 2))))
+def test_probabilities_averaged_over_poses_rotate_with_the_image():
+    rng = np.random.default_rng(0)
+    weight = rng.random((2, 8, 8))
+    segmenter = D4Segmenter(lambda image: weight * image[0].numpy() + weight[::-1])
+    image = torch.from_numpy(rng.random((1, 8, 8)))
+    np.testing.assert_array_equal(np.rot90(segmenter(image)), segmenter(torch.rot90(image, 1, (1, 2))))
     assert (D4Segmenter(lambda image: np.zeros((2, 8, 8)))(image) == 0).all()
 
 
-def test_masks_are_matched_by_name_or_by_order_and_checked(folder, tmp_path):
+def test_masks_are_matched_by_name_or_order_and_validated(folder, tmp_path):
     subject = EvaluatedModel("f", lambda x: x)
     paths = [folder / "images" / f"a{k}.png" for k in (0, 1)]
     images = FileImages(paths, subject.tensor)
@@ -294,10 +294,10 @@ def test_pages_of_a_stack_are_images(tmp_path):
     np.testing.assert_allclose(images[2][0].numpy(), pages[2] / 255, atol=1e-6)
 
 
-def test_textures_are_known_exactly():
-    made = TextureImages(3, EvaluatedModel("f", lambda x: x).tensor, side=96, seed=2)
-    assert made.names == ("texture 0, random field", "texture 1, discs", "texture 2, grains")
-    for image, mask in zip(made, made.masks, strict=True):
+def test_texture_images_have_exact_masks():
+    textures = TextureImages(3, EvaluatedModel("f", lambda x: x).tensor, side=96, seed=2)
+    assert textures.names == ("texture 0, random field", "texture 1, discs", "texture 2, grains")
+    for image, mask in zip(textures, textures.masks, strict=True):
         assert image.shape == (3, 96, 96)
         assert mask.shape == (96, 96)
         assert set(np.unique(mask)) <= {1, 2}
@@ -313,8 +313,8 @@ def test_images_without_masks_alongside_textures(folder):
     assert actual.truths is None
     assert len(actual.images) == len(actual.names) == 3
     assert "were ignored as well" in " ".join(actual.notes)
-    both = load_sources(subject, paths, [folder / "masks" / "a0_mask.png"], textures=2)
-    assert len(both.truths) == 3
-    assert both.truths[2].shape == (320, 320)
+    with_masks = load_sources(subject, paths, [folder / "masks" / "a0_mask.png"], textures=2)
+    assert len(with_masks.truths) == 3
+    assert with_masks.truths[2].shape == (320, 320)
     with pytest.raises(UnknownName, match="has no 'f'"):
         load_evaluated_model("json:f")

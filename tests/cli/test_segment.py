@@ -15,8 +15,8 @@ def scene(seed=0, height=40, width=51):
     mask = np.zeros((height, width), np.uint8)
     mask[height // 4 : height // 2, width // 3 : width // 2] = 1
     grey = np.clip(np.where(mask, 60, 180) + rng.normal(0, 8, mask.shape), 0, 255).astype(np.uint8)
-    drawn = np.where(rng.random(mask.shape) < 0.25, mask + 1, 0).astype(np.uint8)
-    return grey, mask, drawn
+    labels = np.where(rng.random(mask.shape) < 0.25, mask + 1, 0).astype(np.uint8)
+    return grey, mask, labels
 
 
 def vispe(words):
@@ -36,23 +36,23 @@ def test_a_micrograph_is_segmented_by_one_command(folder, capsys):
         "segment a.png --labels drawn.png --classes matrix,pore --truth mask.png --classifier logistic -o out"
     )
     assert vispe(words) == 0
-    shown = capsys.readouterr()
-    lines = shown.out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("a.png: matrix ")
     assert "pore" in lines[0]
     assert "; mIoU " in lines[0]
     assert lines[0].endswith("-> out/a_seg.png")
-    assert shown.err == ""  # no progress where stderr is not a terminal
+    assert output.err == ""  # no progress where stderr is not a terminal
     Image.open("out/a_overlay.png").load()
 
 
-def test_json_goes_to_stdout_and_equals_the_report(folder, capsys):
+def test_json_output_equals_the_report(folder, capsys):
     assert vispe("segment a.png --labels drawn.png --classifier logistic -o out --json") == 0
     assert json.loads(capsys.readouterr().out) == json.loads(Path("out/report.json").read_text())
 
 
-def test_a_saved_model_is_applied(folder, capsys, default_trees):
+def test_apply_uses_a_saved_model(folder, capsys, default_trees):
     assert vispe("segment a.png --labels drawn.png -o out") == 0  # the defaults of the command
     Image.fromarray(scene(1)[0]).save("b.png")
     Path("mask.png").rename("a_mask.png")
@@ -63,7 +63,7 @@ def test_a_saved_model_is_applied(folder, capsys, default_trees):
     assert not Path("more/model.vispe").exists()
 
 
-def test_clusters_by_command(folder, capsys):
+def test_cluster_option(folder, capsys):
     assert vispe("segment a.png --cluster 2 --truth mask.png -o out") == 0
     assert "cluster 1" in capsys.readouterr().out
 
@@ -71,14 +71,14 @@ def test_clusters_by_command(folder, capsys):
 def test_results_are_not_overwritten_without_force(folder, capsys):
     words = "segment a.png --labels drawn.png --classifier logistic -o out"
     assert vispe(words) == 0
-    before = {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
+    mtimes = {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
     assert vispe(words) == 2
     assert "add --force to overwrite" in capsys.readouterr().err
-    assert before == {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
+    assert mtimes == {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
     assert vispe(f"{words} --force") == 0
 
 
-def test_options_of_tokens_by_command(folder, capsys):
+def test_token_options(folder, capsys):
     words = "segment a.png --labels drawn.png --model test_vit --weights random -o out --json"
     assert vispe(f"{words} --token-stride 8 --token-shifts 2 --layers 1,-1") == 0
     actual = json.loads(capsys.readouterr().out)["features"]
@@ -91,9 +91,9 @@ def test_options_of_tokens_by_command(folder, capsys):
         ("--model vispe_micro --weights x --layers 1", "--layers (1,) has no effect on vispe_micro"),
     ):
         assert vispe(f"{words} {options} --force") == 2
-        shown = capsys.readouterr().err
-        assert sentence in shown
-        assert "Traceback" not in shown
+        err = capsys.readouterr().err
+        assert sentence in err
+        assert "Traceback" not in err
     for options, sentence in (
         ("--truth-zero ignore", "--truth-zero has no effect without --truth. Omit it."),
         ("--truth-page 0", "--truth-page has no effect without --truth. Omit it."),
@@ -106,7 +106,7 @@ def test_options_of_tokens_by_command(folder, capsys):
     assert "--token-stride 7 has no effect on text" in capsys.readouterr().err
 
 
-def test_options_come_from_a_file_too(folder, capsys):
+def test_options_are_read_from_a_config_file(folder, capsys):
     Path("run.yaml").write_text(
         "labels: [drawn.png]\nclassifier: logistic\nclasses: [matrix, pore]\nseed: 3\n"
     )
@@ -117,7 +117,7 @@ def test_options_come_from_a_file_too(folder, capsys):
     assert report["classes"] == ["matrix", "pore"]
 
 
-def test_every_option_reaches_the_run(folder, capsys):
+def test_options_are_stored_in_the_report(folder, capsys):
     colour = np.repeat(scene()[0][..., None], 3, -1)
     tifffile.imwrite("rgb.tif", colour)
     words = (
@@ -133,7 +133,7 @@ def test_every_option_reaches_the_run(folder, capsys):
     assert report["features"]["tile"] == 32
 
 
-def test_a_model_brings_tokens_and_filters(folder, capsys):
+def test_model_uses_tokens_and_filters(folder, capsys):
     words = "segment a.png --labels drawn.png --model test_vit --weights random --classifier logistic -o out --json"
     assert vispe(words) == 0
     report = json.loads(capsys.readouterr().out)

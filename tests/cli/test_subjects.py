@@ -1,4 +1,4 @@
-"""Probe, health, rotate and audit take the same subjects in the same words, and refuse what one cannot answer."""
+"""Models that probe, health, rotate and audit accept under the same names, and errors for unsupported ones."""
 
 import json
 
@@ -48,41 +48,41 @@ def report(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def refused(capsys, *words):
+def failed(capsys, *words):
     assert main(list(words)) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     return err
 
 
-def test_commands_name_subjects_equally():
+def test_commands_share_the_help_of_model():
     commands = (probe.probe, health.health, rotate.rotate, audit.audit)
     assert not [command for command in commands if "        model: " in command.__doc__]
     text = MODEL["model"]
     assert all(word in text for word in ("timm", "open_clip:", "hf:", "retrofit", ".vispe", "file.py:name"))
 
 
-def test_functions_are_probed_in_final_features(folder, capsys):
+def test_functions_are_probed_on_final_features(folder, capsys):
     actual = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
     rows = actual["results"]["noise"]["baselines"]["rows"]
     keys = ["none", "blank", "svd", "published_average", "d4_average"]
     assert [row["key"] for row in rows] == [*keys, "rasa_published", "rasa", "rasa_mixed", "d4_rasa"]
-    assert "mine.py:flat has only final features, got layers=True. Pass --no-layers." in refused(
+    assert "mine.py:flat has only final features, got layers=True. Pass --no-layers." in failed(
         capsys, "probe", "mine.py:flat", *PROBE
     )
-    assert "has no effect on mine.py:flat" in refused(
+    assert "has no effect on mine.py:flat" in failed(
         capsys, "probe", "mine.py:flat", *PROBE, "--weights", "random"
     )
 
 
-def test_heads_of_modules_are_detected_and_functions_have_none(folder, capsys):
+def test_health_accepts_modules_and_functions_raise(folder, capsys):
     actual = report(capsys, "health", "mine.py:own", "--noise", "1", "--json")
     assert actual["layers"] == ["attn"]
-    error = refused(capsys, "health", "mine.py:flat", "--noise", "1")
+    error = failed(capsys, "health", "mine.py:flat", "--noise", "1")
     assert "health: cannot read the attention of mine.py:flat: it is a function of images" in error
 
 
-def test_transformers_are_probed_and_detected(folder, capsys):
+def test_probe_and_health_accept_transformers(folder, capsys):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.CLIPVisionConfig(**sizes, image_size=48, patch_size=8)
@@ -95,7 +95,7 @@ def test_transformers_are_probed_and_detected(folder, capsys):
     assert len(report(capsys, "health", "hf:clip", "--noise", "1", "--json")["layers"]) == 2
 
 
-def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
+def test_saved_segmenters_are_probed_on_probabilities(capsys, monkeypatch):
     class Halves:
         def __call__(self, image):
             raise AssertionError("labels are not needed")
@@ -108,6 +108,6 @@ def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
     monkeypatch.setattr(evaluated, "_saved", lambda *words: saved)
     actual = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
     assert actual["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
-    assert "health: cannot read the attention of seg.vispe" in refused(
+    assert "health: cannot read the attention of seg.vispe" in failed(
         capsys, "health", "seg.vispe", "--noise", "1"
     )

@@ -1,4 +1,4 @@
-"""`vispe segment --text` from end to end, on a model whose weights were planted by hand."""
+"""`vispe segment --text` end to end, on a model with weights set by hand."""
 
 import json
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def image_files(tmp_path):
-    """A bright band on dark ground, and its mask."""
+    """Return an image file with a bright band on a dark background, its mask file and its mask."""
     truth = np.zeros((50, 69), np.uint8)
     truth[:, 23:55] = 1  # one column is added in front, so patches end at 23 and 55
     Image.fromarray(np.where(truth, 190, 40).astype(np.uint8)).save(tmp_path / "cells.png")
@@ -32,7 +32,7 @@ def run(*words):
 
 
 @pytest.mark.parametrize("readout", ["naclip", "clearclip", "maskclip", "sclip", "vanilla"])
-def test_words_find_what_they_mean(folder, image_files, tmp_path, capsys, readout):
+def test_texts_segment_the_matching_regions(folder, image_files, tmp_path, capsys, readout):
     path, masks, truth = image_files
     if readout in ("clearclip", "vanilla"):
         readout += "(residual=true)"  # queries were planted as zero: attention is the mean of the page
@@ -68,7 +68,7 @@ def test_a_single_text_has_a_background(folder, image_files, tmp_path, capsys):
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / "cells_seg.png")), actual)
 
 
-def test_apply_gives_the_same_files(folder, image_files, tmp_path, capsys):
+def test_apply_writes_identical_files(folder, image_files, tmp_path, capsys):
     path, _, _ = image_files
     grey = np.asarray(Image.open(path)).astype(np.float32)
     noise = np.random.default_rng(0).normal(0, 60, grey.shape)
@@ -137,7 +137,7 @@ def test_a_saved_text_model_can_be_evaluated_under_rotation(folder, image_files,
         ([], "exactly one of labels, cluster and text is required, got none of them"),
     ],
 )
-def test_conflicting_options_are_refused(image_files, tmp_path, capsys, words, message):
+def test_conflicting_options_raise(image_files, tmp_path, capsys, words, message):
     path, _, _ = image_files
     assert run("segment", path, *words, "-o", tmp_path / "out") == 2
     messages = capsys.readouterr().err
@@ -147,19 +147,19 @@ def test_conflicting_options_are_refused(image_files, tmp_path, capsys, words, m
     assert not (tmp_path / "out" / "model.vispe").exists()
 
 
-def test_images_after_the_texts_are_missed(capsys, tmp_path):
+def test_images_after_the_texts_raise(capsys, tmp_path):
     assert run("segment", "--text", "a", "b", "cells.png", "-o", tmp_path) == 2
     assert "segment: missing required argument IMAGES" in capsys.readouterr().err
 
 
-def test_the_help_says_that_words_are_unreliable(capsys):
+def test_help_warns_that_texts_are_unreliable(capsys):
     assert run("segment", "--help") == 0
     messages = " ".join(capsys.readouterr().out.split())
     assert "unreliable on micrographs" in messages
     assert "--text matrix precipitate" in messages
 
 
-def test_random_weights_are_said_to_mean_nothing(folder, image_files, tmp_path, capsys):
+def test_random_weights_give_a_warning(folder, image_files, tmp_path, capsys):
     path, _, _ = image_files
     words = ["--text", "a", "b", "--model", f"local-dir:{folder}", "--weights", "random", "--seed", "3"]
     assert run("segment", path, *words, "-o", tmp_path / "one") == 0
@@ -170,7 +170,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, image_files, tmp_path, 
     ).read_bytes()
 
 
-def test_options_take_words_up_to_the_next_option():
+def test_text_takes_values_up_to_the_next_option():
     from vispe.cli.argv import normalize_argv
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]

@@ -9,8 +9,8 @@ QUICK = ["--steps", "2", "--seeds", "1"]
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Make the default recipe a tiny one."""
+def tiny_recipe(monkeypatch):
+    """Replace the default recipe by a tiny one."""
     from vispe.experimental.three_cell import trainer
 
     defaults = (5, 32, 1, 2, 1.0, 8, 2, 4, 1e-3, 20)
@@ -25,7 +25,7 @@ def failed(capsys, *words):
     return err
 
 
-def test_the_table_is_printed(capsys, small):
+def test_the_table_is_printed(capsys, tiny_recipe):
     assert main(["threecell", "none", "alibi2d(wrap=false)", *QUICK]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -36,7 +36,7 @@ def test_the_table_is_printed(capsys, small):
     }  # fmt: skip
 
 
-def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
+def test_results_are_written_and_extended(capsys, tiny_recipe, tmp_path):
     out = tmp_path / "out"
     assert main(["threecell", "none", *QUICK, "-o", str(out)]) == 0
     assert sorted(p.name for p in out.iterdir()) == ["report.html", "three_cell.json", "three_cell.png"]
@@ -64,7 +64,7 @@ def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
     assert "another recipe (steps 2)" in failed(capsys, "none", "--steps", "3", "-o", str(out))
 
 
-def test_bad_requests(capsys, small):
+def test_invalid_arguments_raise(capsys, tiny_recipe):
     assert "Did you mean 'learned'" in failed(capsys, "none", "learnt", *QUICK)
     assert "--seeds must be 1 or more" in failed(capsys, "none", "--seeds", "0")
     assert "encodings and seeds must be distinct" in failed(capsys, "none", "none", *QUICK)

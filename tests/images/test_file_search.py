@@ -1,4 +1,4 @@
-"""Which labels, masks and truth go with which image, by name: in memory, in sequences and in stores."""
+"""Matching of labels, masks and ground truth to images by file name: in memory, in sequences and in stores."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def paths(names):
 
 
 CASES = [
-    # images, files, image=file of those that are matched, files that are left
+    # images, files, matched image=file pairs, unmatched files
     ("a.png", "other.png", "a.png=other.png", ""),
     ("a.png b.png", "b_labels.png a.tif", "a.png=a.tif b.png=b_labels.png", ""),
     ("a.png ab.png", "ab-mask.png a.1.png", "a.png=a.1.png ab.png=ab-mask.png", ""),
@@ -36,14 +36,14 @@ def test_files_are_matched_by_name(images, files, pairs, unmatched):
     assert match_files(paths(images), paths(files), "labels") == (expected, paths(unmatched))
 
 
-def test_two_files_of_one_image():
+def test_two_matches_of_one_image_raise():
     with pytest.raises(
         InputError, match=r"^a.png: two masks match, a_x.png and a.png. Pass one for each image.$"
     ):
         match_files(paths("a.png b.png"), paths("a_x.png a.png"), "masks")
 
 
-def test_what_a_batch_says_of_files_without_an_image():
+def test_unmatched_files_of_a_batch_give_a_note_or_raise():
     images, notes = [BatchImage(path) for path in paths("a.png b.png")], []
     match(images, "labels", paths("a_x.png c.png d.png"), notes.append)
     assert images[0].labels == Path("a_x.png")
@@ -57,7 +57,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     assert len(notes) == 1
 
 
-def test_what_a_run_on_stores_says_of_labels_without_an_image():
+def test_unmatched_labels_of_stores_give_a_note_or_raise():
     notes = []
     images = paths("a.zarr b.ome.zarr")
     actual = match_store_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
@@ -71,7 +71,7 @@ def test_what_a_run_on_stores_says_of_labels_without_an_image():
         match_store_labels(paths("c.tif"), images, notes.append)
 
 
-def test_what_masks_of_a_sequence_say(tmp_path):
+def test_unmatched_masks_of_a_sequence_give_a_note_or_raise(tmp_path):
     for name in ("a", "b", "a_mask", "c", "d"):
         Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) % 2).save(tmp_path / f"{name}.png")
     images = FileImages([tmp_path / "a.png", tmp_path / "b.png"], lambda page: page)
@@ -88,7 +88,7 @@ def test_what_masks_of_a_sequence_say(tmp_path):
         FileMasks(images, [files["a_mask"], files["c"]])
 
 
-def test_masks_of_known_classes_count_from_one_number(tmp_path):
+def test_masks_with_different_first_class_numbers_raise(tmp_path):
     images, masks = [tmp_path / f"{name}.png" for name in "ab"], [tmp_path / f"{n}_mask.png" for n in "ab"]
     values = np.array([[1, 2], [3, 3]], np.uint8), np.array([[1, 2], [2, 2]], np.uint8)
     for path, value in zip([*images, *masks], [*values, *values], strict=True):

@@ -1,4 +1,4 @@
-"""GIF, WebP, NPY and PFM: what needs no library more."""
+"""GIF, WebP, NPY and PFM files, which need no optional dependency."""
 
 import struct
 
@@ -19,7 +19,7 @@ GREY = RNG.integers(0, 256, (H, W)).astype(np.uint8)
 RGB = RNG.integers(0, 256, (H, W, 3)).astype(np.uint8)
 
 
-def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp_path):
+def test_lossless_webp_is_exact_and_lossy_webp_labels_raise(tmp_path):
     path = tmp_path / "a.webp"
     Image.fromarray(RGB).save(path, lossless=True)
     np.testing.assert_array_equal(read_image(path).pages[0], RGB)
@@ -27,7 +27,8 @@ def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp
     Image.fromarray(labels).save(path, lossless=True)
     np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], labels[..., 0])
     with_alpha = np.dstack([labels, np.full((H, W), 9, np.uint8)])
-    Image.fromarray(with_alpha).save(path, lossless=True, exact=True)  # an extended file, with a chunk before
+    # extended file format: a chunk before the pixels
+    Image.fromarray(with_alpha).save(path, lossless=True, exact=True)
     np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], labels[..., 0])
     for image in (RGB, np.dstack([RGB, GREY])):
         Image.fromarray(image).save(path, quality=60)
@@ -36,7 +37,7 @@ def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp
             read_labels(path, (1, H, W))
 
 
-def test_gif_gives_its_greys_and_only_its_first_frame(tmp_path):
+def test_gif_reads_the_grey_levels_of_the_first_frame(tmp_path):
     path = tmp_path / "a.gif"
     Image.fromarray(GREY).save(path)
     np.testing.assert_array_equal(read_image(path).pages[0, ..., 0], GREY)
@@ -52,7 +53,7 @@ def test_gif_gives_its_greys_and_only_its_first_frame(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16, np.int32, np.float32, np.float64, ">u2"])
-def test_npy_of_two_dimensions_is_an_image(tmp_path, kind):
+def test_2d_npy_is_an_image(tmp_path, kind):
     path = tmp_path / "a.npy"
     np.save(path, GREY.astype(kind))
     actual = read_image(path)
@@ -61,7 +62,7 @@ def test_npy_of_two_dimensions_is_an_image(tmp_path, kind):
     assert (actual.pixel_size, actual.notes) == (None, ())
 
 
-def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
+def test_3d_npy_needs_the_axes_argument(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, RGB)
     with pytest.raises(
@@ -75,13 +76,13 @@ def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
     assert actual.page_axes == (("Z", H),)
     with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
         read_image(path, axes="YX")
-    # labels are known by the size of their image
+    # the axes of labels follow from the size of the image
     labels = np.stack([GREY // 100] * 2)
     np.save(path, labels)
     np.testing.assert_array_equal(read_labels(path, (2, H, W)).values, labels)
 
 
-def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
+def test_damaged_and_pickled_npy_raise(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.array([{"a": 1}, None]))
     with pytest.raises(InputError, match=r"a\.npy is truncated or damaged \(.*allow_pickle"):
@@ -97,7 +98,7 @@ def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
         read_image(path)
 
 
-def test_arrays_and_gif_match_a_glob_for_them_alone(tmp_path):
+def test_npy_gif_and_pfm_need_an_explicit_glob(tmp_path):
     for name in ("a.npy", "b.gif", "c.webp", "d.png", "e.pfm"):
         (tmp_path / name).write_bytes(b"x")
     assert [p.name for p in find_images([tmp_path])] == ["c.webp", "d.png"]
@@ -106,7 +107,7 @@ def test_arrays_and_gif_match_a_glob_for_them_alone(tmp_path):
     assert [p.name for p in find_images([tmp_path / "*"])] == ["c.webp", "d.png"]
 
 
-def test_a_scene_of_a_file_without_scenes_is_refused(tmp_path):
+def test_scene_raises_for_formats_without_scenes(tmp_path):
     Image.fromarray(GREY).save(tmp_path / "a.png")
     with pytest.raises(InputError, match=r"a\.png: `scene` has no effect for this format, got '1'"):
         read_image(tmp_path / "a.png", scene="1")
@@ -123,7 +124,7 @@ def write_pfm(path, values, scale="-1.0"):
 
 @cases("scale", ["-1.0", "1", "+1e0", "-.25", "3."])
 @cases("shape", [(H, W), (H, W, 3), (1, 1), (1, 5, 3), (7, 1)])
-def test_pfm_of_both_byte_orders_is_an_image(tmp_path, scale, shape):
+def test_pfm_is_read_in_both_byte_orders(tmp_path, scale, shape):
     values = RNG.normal(size=shape).astype(np.float32)
     actual = read_image(write_pfm(tmp_path / "a.bin", values, scale))
     np.testing.assert_array_equal(actual.pages, values.reshape(1, *shape[:2], -1))
@@ -134,7 +135,7 @@ def test_pfm_of_both_byte_orders_is_an_image(tmp_path, scale, shape):
     assert actual.notes == notes.get(scale, ())
 
 
-def test_pfm_with_missing_data_axes_and_labels(tmp_path):
+def test_pfm_with_nan_pixels_axes_and_labels(tmp_path):
     values = RNG.normal(size=(H, W, 3)).astype(np.float32)
     values[0, 1], values[-1, 2, 0] = np.nan, np.inf
     path = write_pfm(tmp_path / "a.pfm", values)
@@ -168,7 +169,7 @@ def test_pfm_with_missing_data_axes_and_labels(tmp_path):
         (b"Pf\r\n3 2\r\n-1\r\n", "24 bytes of pixels expected, got 25"),
     ],
 )
-def test_pfm_with_a_damaged_header_is_refused(tmp_path, head, message):
+def test_pfm_with_an_invalid_header_raises(tmp_path, head, message):
     path = tmp_path / "a.pfm"
     path.write_bytes(head + bytes(24))
     with pytest.raises(InputError, match=rf"a\.pfm.*{message}") as caught:
@@ -176,11 +177,11 @@ def test_pfm_with_a_damaged_header_is_refused(tmp_path, head, message):
     assert "\n" not in str(caught.value)
 
 
-def test_pfm_that_is_truncated_or_too_long_is_refused(tmp_path):
+def test_truncated_or_oversized_pfm_raises(tmp_path):
     path = write_pfm(tmp_path / "a.pfm", GREY)
     data = path.read_bytes()
-    for changed in (*(data[:keep] for keep in (3, 9, 14, 40, len(data) - 1)), data + b"\n"):
-        path.write_bytes(changed)
+    for damaged in (*(data[:keep] for keep in (3, 9, 14, 40, len(data) - 1)), data + b"\n"):
+        path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"a\.pfm is truncated or damaged"):
             read_image(path)
 

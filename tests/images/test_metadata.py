@@ -1,4 +1,4 @@
-"""Which of several images of a file is read, and lengths and times that go from files into results."""
+"""Selection of the largest image of a file; pixel sizes and frame intervals of files and of written results."""
 
 import io
 
@@ -96,11 +96,11 @@ def test_the_largest_image_is_read(tmp_path, write):
         *((name, None) for name in ("pixel", "px", "1/nm", "", "reference frame", "s", "None")),
     ],
 )
-def test_units_of_length(unit, factor):
+def test_units_of_length_convert_to_microns(unit, factor):
     assert microns(2, unit) == (None if factor is None else pytest.approx(2 * factor))
 
 
-def test_units_of_time():
+def test_units_of_time_convert_to_seconds():
     expected = {
         "s": 1,
         "sec": 1,
@@ -126,7 +126,7 @@ def test_units_of_time():
         ("unit=\\u00B5m", (500.0, 250.0, 100.0)),
     ],
 )
-def test_imagej_has_a_unit_for_each_axis(tmp_path, units, expected):
+def test_imagej_units_are_read_per_axis(tmp_path, units, expected):
     text = f"ImageJ=1.54f\nimages=2\nslices=2\nspacing=100\n{units}\n"
     with tifffile.TiffWriter(tmp_path / "a.tif") as out:
         for number in range(2):
@@ -138,7 +138,7 @@ def test_imagej_has_a_unit_for_each_axis(tmp_path, units, expected):
         assert (*actual.pixel_size, actual.z_step) == pytest.approx(expected, rel=1e-3)
 
 
-# --- from the file into the result ---
+# --- metadata of the file in the written result ---
 
 
 def _imagej(path):
@@ -156,17 +156,17 @@ def _imagej_minutes(path):
 
 
 def _ome(path):
-    facts = {"PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5}
-    facts |= {"TimeIncrement": 2500, "TimeIncrementUnit": "ms", "axes": "TZYX"}
+    metadata = {"PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5}
+    metadata |= {"TimeIncrement": 2500, "TimeIncrementUnit": "ms", "axes": "TZYX"}
     tifffile.imwrite(
-        path, np.zeros((3, 2, H, W), np.uint8), metadata=facts, ome=True, photometric="minisblack"
+        path, np.zeros((3, 2, H, W), np.uint8), metadata=metadata, ome=True, photometric="minisblack"
     )
 
 
 def _ome_z_before_t(path):
-    facts = {"PhysicalSizeX": 0.25, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5, "TimeIncrement": 2.5}
+    metadata = {"PhysicalSizeX": 0.25, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5, "TimeIncrement": 2.5}
     array = np.zeros((2, 3, H, W), np.uint8)
-    tifffile.imwrite(path, array, metadata=facts | {"axes": "ZTYX"}, ome=True, photometric="minisblack")
+    tifffile.imwrite(path, array, metadata=metadata | {"axes": "ZTYX"}, ome=True, photometric="minisblack")
 
 
 def _labels(path, image):
@@ -177,7 +177,7 @@ def _instances(path, image):
     return write_instances(path, np.zeros(image.pages.shape[:3], np.uint16), image)
 
 
-def _many(path, image):
+def _instances_uint32(path, image):
     return write_instances(path, np.zeros(image.pages.shape[:3], np.uint32), image)
 
 
@@ -187,19 +187,19 @@ def _probabilities(path, image):
 
 
 @cases("source", [_imagej, _imagej_minutes, _ome, _ome_z_before_t])
-@cases("target", [_labels, _instances, _many, _probabilities])
-def test_every_length_and_time_is_written(tmp_path, source, target):
+@cases("target", [_labels, _instances, _instances_uint32, _probabilities])
+def test_pixel_sizes_and_frame_intervals_are_preserved(tmp_path, source, target):
     source(tmp_path / "a.tif")
     image = read_image(tmp_path / "a.tif")
-    known = (*image.pixel_size, image.z_step, image.frame_interval)
-    assert known == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
-    again = read_image(target(tmp_path / "b.tif", image))
-    assert (*again.pixel_size, again.z_step, again.frame_interval) == pytest.approx(known, rel=1e-3)
-    assert again.page_axes == image.page_axes
+    expected = (*image.pixel_size, image.z_step, image.frame_interval)
+    assert expected == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
+    written = read_image(target(tmp_path / "b.tif", image))
+    assert (*written.pixel_size, written.z_step, written.frame_interval) == pytest.approx(expected, rel=1e-3)
+    assert written.page_axes == image.page_axes
 
 
 @cases("size", [2e-5, 1e-4, 0.5, 6.5, 120.0])
-def test_label_maps_of_one_page_have_any_pixel_size(tmp_path, size):
+def test_single_page_label_maps_preserve_any_pixel_size(tmp_path, size):
     image = Micrograph(tmp_path / "a.tif", np.zeros((1, H, W, 1), np.uint8), (size, 2 * size))
     assert read_image(_labels(tmp_path / "b.png", image)).pixel_size == pytest.approx((size, 2 * size))
     tifffile.imwrite(
@@ -207,8 +207,8 @@ def test_label_maps_of_one_page_have_any_pixel_size(tmp_path, size):
     )
     image = read_image(tmp_path / "a.tif")
     for name in ("b.png", "b.tif"):
-        again = read_image(write_labels(tmp_path / name, np.zeros((1, H, W), np.uint8), image, force=True))
-        assert again.pixel_size == pytest.approx((size, 2 * size), rel=1e-2)
+        written = read_image(write_labels(tmp_path / name, np.zeros((1, H, W), np.uint8), image, force=True))
+        assert written.pixel_size == pytest.approx((size, 2 * size), rel=1e-2)
 
 
 def test_a_frame_interval_without_a_pixel_size_is_written(tmp_path):
@@ -233,13 +233,13 @@ def test_slices_stored_as_colours_get_a_note(tmp_path, count, kind):
     note = f"a.tif: its {count} planes are read as one colour image"
     assert actual.notes[0].startswith(note)
     assert "`axes=ZYX`" in actual.notes[0]
-    assert actual.valid.all()  # the fourth may be a slice
+    assert actual.valid.all()  # the fourth plane may be a slice, not alpha
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif", axes="ZYX").pages[..., 0], array)
     tifffile.imwrite(tmp_path / "b.tif", np.moveaxis(array, 0, -1))
     assert not any("planes" in note for note in read_image(tmp_path / "b.tif").notes)
 
 
-def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
+def test_jpeg_with_a_thumbnail_reads_the_full_image(tmp_path):
     exif = Image.Exif()
     thumbnail = io.BytesIO()
     Image.fromarray(GREY[::4, ::4]).save(thumbnail, "JPEG")
@@ -248,7 +248,7 @@ def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
     assert read_image(tmp_path / "a.jpg").shape == (H, W)
 
 
-# --- axes named by the user ---
+# --- axes set by the user ---
 
 
 @cases(
@@ -261,7 +261,7 @@ def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
         ("ZXY", (0.5, 0.25), 2.0),
     ],
 )
-def test_sizes_belong_to_the_stored_dimensions_in_memory_and_in_blocks(tmp_path, axes, size, step):
+def test_pixel_sizes_follow_the_stored_dimensions_with_axes(tmp_path, axes, size, step):
     pytest.importorskip("zarr", reason="needs the extra vispe[big]")
     calibration = {"axes": "ZYX", "spacing": 2.0, "unit": "um", "finterval": 3.0}
     stack = np.stack([GREY] * 5)
@@ -275,7 +275,7 @@ def test_sizes_belong_to_the_stored_dimensions_in_memory_and_in_blocks(tmp_path,
     assert read_image(tmp_path / "b.tif").pixel_size == pytest.approx(size)
 
 
-def test_imagej_files_without_a_unit_have_that_of_their_resolution_tags(tmp_path):
+def test_imagej_files_without_a_unit_use_the_resolution_unit_tag(tmp_path):
     tags = {"resolution": (20_000, 40_000), "resolutionunit": "CENTIMETER"}
     tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, **tags)
     tifffile.imwrite(tmp_path / "b.tif", GREY, imagej=True, metadata={"unit": "pixel"}, **tags)
@@ -283,7 +283,7 @@ def test_imagej_files_without_a_unit_have_that_of_their_resolution_tags(tmp_path
     assert read_image(tmp_path / "b.tif").pixel_size is None
 
 
-def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
+def test_resolution_tags_follow_the_stored_dimensions(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", GREY, resolution=(20_000, 40_000), resolutionunit="CENTIMETER")
     image = read_image(tmp_path / "a.tif", axes="XY")
     assert (image.pixel_size, image.resolution) == ((0.5, 0.25), (40_000, 20_000, "cm"))
@@ -301,7 +301,7 @@ def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
     assert not any("pixel size" in text for text in open_image(tmp_path / "a.tif", axes="XY").notes)
 
 
-def test_a_lookup_table_of_imagej_does_not_change_grey_levels(tmp_path):
+def test_imagej_lookup_tables_do_not_change_grey_levels(tmp_path):
     pytest.importorskip("zarr", reason="needs the extra vispe[big]")
     fire = np.stack([np.arange(256), np.arange(256)[::-1], np.full(256, 9)]).astype(np.uint16) * 257
     tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, colormap=fire)
@@ -310,7 +310,7 @@ def test_a_lookup_table_of_imagej_does_not_change_grey_levels(tmp_path):
     np.testing.assert_array_equal(blocks.read(0, Region(0, H, 0, W))[..., 0], GREY)
     note = "a.tif has a lookup table of ImageJ, which is not applied: grey levels are read as stored."
     assert image.notes == blocks.notes == (note,)
-    drawn = (GREY > 200).astype(np.uint8) + (GREY > 230)
+    labels = (GREY > 200).astype(np.uint8) + (GREY > 230)
     white = np.where(np.arange(256) == 0, 65535, fire).astype(np.uint16)  # 0 is white in the display
-    tifffile.imwrite(tmp_path / "b.tif", drawn, imagej=True, colormap=white)
-    np.testing.assert_array_equal(read_labels(tmp_path / "b.tif", (1, H, W)).values[0], drawn)
+    tifffile.imwrite(tmp_path / "b.tif", labels, imagej=True, colormap=white)
+    np.testing.assert_array_equal(read_labels(tmp_path / "b.tif", (1, H, W)).values[0], labels)

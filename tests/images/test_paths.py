@@ -1,4 +1,4 @@
-"""Names as people give them: a tilde, commas, characters beyond U+FFFF; and what is not a file."""
+"""File names with a tilde, commas, characters beyond U+FFFF or invalid UTF-8; paths that are not files."""
 
 import os
 import socket
@@ -32,8 +32,8 @@ def image(path):
     return Path(path)
 
 
-def option(name, *words):
-    return parse("segment", ["i.png", "-o", "o", *words])[1][name]
+def option(name, *arguments):
+    return parse("segment", ["i.png", "-o", "o", *arguments])[1][name]
 
 
 TEXTS = [
@@ -55,21 +55,21 @@ TEXTS = [
 @partly(1)
 @cases("text", TEXTS)
 @cases("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
-def test_every_text_reaches_its_option_unchanged(text, name):
+def test_text_reaches_its_option_unchanged(text, name):
     flag = f"--{name}"
-    for words in ([flag, text], [f"{flag}={text}"]):
-        if name == "text" and len(words) == 1:
+    for arguments in ([flag, text], [f"{flag}={text}"]):
+        if name == "text" and len(arguments) == 1:
             continue  # --text takes words
-        actual = option(name, *words)
+        actual = option(name, *arguments)
         assert actual == (text if name in ("legend", "weights", "out") else [text])
 
 
 @cases("text", ["null", "~", "#a.json", "&a"])
-def test_an_optional_text_is_never_read_as_nothing(text):
+def test_null_like_text_is_not_parsed_as_none(text):
     assert option("legend", "--legend", text) == text
 
 
-def test_a_list_keeps_commas_where_a_file_is_named_or_it_is_written_as_a_list(folder):
+def test_list_options_keep_commas_of_existing_files_and_of_json_lists(folder):
     assert option("labels", "--labels", "a,b.png") == ["a", "b.png"]
     assert option("labels", "--labels", '["a,b.png", "c"]') == ["a,b.png", "c"]
     image("a,b.png")
@@ -81,17 +81,17 @@ def test_a_list_keeps_commas_where_a_file_is_named_or_it_is_written_as_a_list(fo
     assert option("clip", "--clip", "1,99") == [1, 99]
 
 
-def test_a_name_that_is_no_text_is_refused_in_a_list():
+def test_file_names_with_invalid_utf8_raise_in_a_list():
     with pytest.raises(OptionError, match=r"--labels: file names must be valid UTF-8, got 'a\\udcff.png'"):
         option("labels", "--labels", "a\udcff.png")
 
 
-def test_a_run_with_names_beyond_the_first_plane(folder):
-    grey, _, drawn = scene()
+def test_segment_with_file_names_beyond_the_bmp(folder):
+    grey, _, labels = scene()
     Path("\U00020bb7").mkdir()
     Image.fromarray(grey).save("\U00020bb7/\U0001f52c.png")
-    Image.fromarray(drawn).save("\U00020bb7/\U0001f3a8.png")
-    words = [
+    Image.fromarray(labels).save("\U00020bb7/\U0001f3a8.png")
+    arguments = [
         "segment",
         "\U00020bb7/\U0001f52c.png",
         "--labels",
@@ -99,7 +99,7 @@ def test_a_run_with_names_beyond_the_first_plane(folder):
         "-o",
         "\U0001f600",
     ]
-    assert main([*words, "--classes", "\U0001faa8,\U00020bb7", "--features", "filters"]) == 0
+    assert main([*arguments, "--classes", "\U0001faa8,\U00020bb7", "--features", "filters"]) == 0
     assert main(["apply", "\U0001f600/model.vispe", "\U00020bb7/\U0001f52c.png", "-o", "more"]) == 0
     assert Path("more/\U0001f52c_seg.png").read_bytes() == Path("\U0001f600/\U0001f52c_seg.png").read_bytes()
 
@@ -107,18 +107,18 @@ def test_a_run_with_names_beyond_the_first_plane(folder):
 @pytest.mark.skipif(
     os.name != "posix" or os.uname().sysname == "Darwin", reason="such names cannot be made here"
 )
-def test_a_run_on_a_name_that_is_no_text(folder):
-    grey, _, drawn = scene()
+def test_segment_with_a_file_name_of_invalid_utf8(folder):
+    grey, _, labels = scene()
     Image.fromarray(grey).save("a.png")
     Path("a.png").rename("a\udcff.png")
-    Image.fromarray(drawn).save("drawn.png")
+    Image.fromarray(labels).save("drawn.png")
     assert (
         main(["segment", "a\udcff.png", "--labels", "drawn.png", "--features", "filters", "-o", "out"]) == 0
     )
     assert main(["apply", "out/model.vispe", "a\udcff.png", "-o", "more"]) == 0
 
 
-def test_a_name_that_begins_with_a_tilde(folder, capsys):
+def test_file_names_that_begin_with_a_tilde(folder, capsys):
     with pytest.raises(InputError, match=r"^~t\.png does not exist, and there is no user 't\.png'"):
         expanded("~t.png")
     assert main(["segment", "~t.png", "--cluster", "2", "-o", "out"]) == 2
@@ -136,20 +136,20 @@ def test_a_name_that_begins_with_a_tilde(folder, capsys):
     assert not is_store("~t.png")
 
 
-def test_a_tilde_is_the_home_folder_unless_a_folder_is_called_so(folder):
+def test_tilde_is_the_home_folder_unless_a_folder_has_that_name(folder):
     image(folder / "home" / "a.png")
     assert find_images(["~/a.png"]) == [folder / "home" / "a.png"]
     image("./~/a.png")
     assert find_images(["~/a.png"]) == [Path("~/a.png")]
 
 
-def test_what_is_no_file_is_called_by_its_name(folder):
+def test_paths_that_are_not_files_raise_with_their_kind(folder):
     os.mkfifo("pipe.png")
     Path("here").symlink_to("there")
     Path("there").symlink_to("here")
     Path("lost.png").symlink_to("gone.png")
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind("socket.png")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind("socket.png")
     expected = {
         "pipe.png": r"^pipe\.png is not a file but a named pipe. Save its contents to a file and pass that\.$",
         "/dev/zero": r"^/dev/zero is not a file but a device",
@@ -169,7 +169,7 @@ def test_what_is_no_file_is_called_by_its_name(folder):
 @pytest.mark.parametrize(
     "words", ["apply pipe a.png -o out", "segment a.png --labels drawn.png --legend pipe -o out"]
 )
-def test_a_pipe_instead_of_a_model_or_a_legend_does_not_hang(folder, capsys, words):
+def test_named_pipes_as_model_or_legend_raise_without_hanging(folder, capsys, words):
     os.mkfifo("pipe")
     image("a.png")
     Image.fromarray(np.uint8([[0, 1], [1, 2]])).save("drawn.png")

@@ -1,4 +1,4 @@
-"""Every file type, depth and damage that `read_image` claims to handle; globs; normalisation."""
+"""`read_image` on every file type, dtype and kind of damage; `find_images`; `normalize`."""
 
 import struct
 import warnings
@@ -25,8 +25,8 @@ RNG = np.random.default_rng(7)
 H, W = 35, 41
 
 
-def ramp(dtype, *shape):
-    """All values of the type, ends included, in an array of `shape`."""
+def random_values(dtype, *shape):
+    """Return random values over the range of the dtype; integers include its minimum and maximum."""
     if np.issubdtype(dtype, np.floating):
         return RNG.normal(0, 100, shape).astype(dtype)
     info = np.iinfo(dtype)
@@ -36,20 +36,20 @@ def ramp(dtype, *shape):
 
 
 def png16(path, array, interlaced=0):
-    """A 16-bit PNG of c channels, which Pillow cannot write; the rows use all five filters in turn."""
+    """Write a 16-bit PNG of c channels, which Pillow cannot write, with all five row filters in turn."""
     h, w, c = array.shape
     size = 2 * c
     lines = array.astype(">u2").view(np.uint8).reshape(h, w * size).astype(int)
     rows = b""
     for r in range(h):
         above = lines[r - 1] if r else np.zeros(w * size, int)
-        left, corner = (np.concatenate([np.zeros(size, int), v[:-size]]) for v in (lines[r], above))
+        left, upper_left = (np.concatenate([np.zeros(size, int), v[:-size]]) for v in (lines[r], above))
         paeth = [
             min((abs(b - d), 0, a), (abs(a - d), 1, b), (abs(a + b - 2 * d), 2, d))[2]
-            for a, b, d in zip(left, above, corner, strict=True)
+            for a, b, d in zip(left, above, upper_left, strict=True)
         ]
-        guess = [0 * left, left, above, (left + above) // 2, np.array(paeth)][r % 5]
-        rows += bytes([r % 5]) + ((lines[r] - guess) % 256).astype(np.uint8).tobytes()
+        prediction = [0 * left, left, above, (left + above) // 2, np.array(paeth)][r % 5]
+        rows += bytes([r % 5]) + ((lines[r] - prediction) % 256).astype(np.uint8).tobytes()
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -59,8 +59,8 @@ def png16(path, array, interlaced=0):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
 
 
-def micrograph(pages, **more):
-    return Micrograph(Path("x.tif"), pages, **more)
+def micrograph(pages, **options):
+    return Micrograph(Path("x.tif"), pages, **options)
 
 
 # --- TIFF ---
@@ -71,8 +71,8 @@ KINDS = ["uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "floa
 @cases("order", ["<", ">"])
 @cases("kind", KINDS)
 @cases("shape", [(H, W), (H, W, 3)])
-def test_tiff_keeps_every_depth_and_byte_order(tmp_path, kind, order, shape):
-    a = ramp(np.dtype(kind).type, *shape)
+def test_tiff_dtypes_and_byte_orders(tmp_path, kind, order, shape):
+    a = random_values(np.dtype(kind).type, *shape)
     tifffile.imwrite(
         tmp_path / "a.tif", a, byteorder=order, photometric="rgb" if len(shape) == 3 else "minisblack"
     )
@@ -87,10 +87,10 @@ def test_tiff_keeps_every_depth_and_byte_order(tmp_path, kind, order, shape):
 @cases("options", [{"bigtiff": True}, {"tile": (16, 32)}, {"rowsperstrip": 3}])
 @cases("compression", [None, "deflate"])
 @cases("predictor", [None, 2])
-def test_tiff_layouts(tmp_path, options, compression, predictor):
+def test_bigtiff_tiles_strips_and_predictors(tmp_path, options, compression, predictor):
     if predictor and not compression:
         pytest.skip("a predictor belongs to a compression")
-    a = ramp(np.uint16, H, W, 3)
+    a = random_values(np.uint16, H, W, 3)
     tifffile.imwrite(
         tmp_path / "a.tif", a, photometric="rgb", compression=compression, predictor=predictor, **options
     )
@@ -98,21 +98,21 @@ def test_tiff_layouts(tmp_path, options, compression, predictor):
 
 
 @cases("kind", [np.uint8, np.uint16, np.float32])
-def test_tiff_planar(tmp_path, kind):
-    a = ramp(kind, 3, H, W)
+def test_planar_tiff(tmp_path, kind):
+    a = random_values(kind, 3, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb", planarconfig="separate")
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").pages, a.transpose(1, 2, 0)[None])
 
 
 @cases("compression", ["tiff_lzw", "packbits", "tiff_adobe_deflate"])
 @cases("kind", ["L", "RGB", "I;16", "I", "F", "1"])
-def test_tiff_compressions_of_libtiff(tmp_path, compression, kind):
+def test_libtiff_compressions(tmp_path, compression, kind):
     a = {
-        "L": ramp(np.uint8, H, W),
-        "RGB": ramp(np.uint8, H, W, 3),
-        "I;16": ramp(np.uint16, H, W),
-        "I": ramp(np.int32, H, W),
-        "F": ramp(np.float32, H, W),
+        "L": random_values(np.uint8, H, W),
+        "RGB": random_values(np.uint8, H, W, 3),
+        "I;16": random_values(np.uint16, H, W),
+        "I": random_values(np.int32, H, W),
+        "F": random_values(np.float32, H, W),
         "1": RNG.random((H, W)) < 0.4,
     }[kind]
     Image.fromarray(a).save(tmp_path / "a.tif", compression=compression)
@@ -129,18 +129,18 @@ def test_tiff_compressions_of_libtiff(tmp_path, compression, kind):
 
 
 def test_tiff_lzw_stack_keeps_all_pages(tmp_path):
-    a = ramp(np.uint16, 4, H, W)
+    a = random_values(np.uint16, 4, H, W)
     pages = [Image.fromarray(p) for p in a]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression="tiff_lzw")
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").pages, a[..., None])
 
 
-def test_tiff_lzw_colour_of_16_bits_is_never_cut(tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", ramp(np.uint16, H, W, 3), photometric="rgb", rowsperstrip=H)
+def test_16_bit_lzw_colour_tiff_needs_imagecodecs(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", random_values(np.uint16, H, W, 3), photometric="rgb", rowsperstrip=H)
     data = bytearray((tmp_path / "a.tif").read_bytes())
     with tifffile.TiffFile(tmp_path / "a.tif") as tif:
-        at = tif.pages[0].tags["Compression"].valueoffset
-    data[at : at + 2] = struct.pack("<H", 5)  # claims LZW: enough to see which path is taken
+        offset = tif.pages[0].tags["Compression"].valueoffset
+    data[offset : offset + 2] = struct.pack("<H", 5)  # declares LZW, which selects the reader
     (tmp_path / "a.tif").write_bytes(data)
     with pytest.raises(
         InputError, match=r"3 x 16-bit uint16 samples with LZW.*pip install imagecodecs|damaged"
@@ -149,15 +149,15 @@ def test_tiff_lzw_colour_of_16_bits_is_never_cut(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16])
-def test_tiff_min_is_white_is_inverted(tmp_path, kind):
-    a = ramp(kind, H, W)
+def test_miniswhite_tiff_is_inverted(tmp_path, kind):
+    a = random_values(kind, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="miniswhite")
     m = read_image(tmp_path / "a.tif")
     np.testing.assert_array_equal(m.pages[0, :, :, 0], np.iinfo(kind).max - a)
     assert m.notes == ("stored from white to black (MinIsWhite): values were inverted.",)
 
 
-def test_tiff_min_is_white_through_libtiff(tmp_path):
+def test_bilevel_tiff_agrees_with_pillow(tmp_path):
     a = RNG.random((H, W)) < 0.4
     Image.fromarray(a).save(tmp_path / "a.tif", compression="group4")
     Image.fromarray(a).save(tmp_path / "b.tif")
@@ -167,8 +167,8 @@ def test_tiff_min_is_white_through_libtiff(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "b.tif").pages[0, :, :, 0], a * np.uint8(255))
 
 
-def test_tiff_palette_becomes_colours_and_grey_palette_one_channel(tmp_path):
-    index = ramp(np.uint8, H, W)
+def test_tiff_palettes_give_rgb_and_grey_palettes_one_channel(tmp_path):
+    index = random_values(np.uint8, H, W)
     lut = RNG.integers(0, 256, (256, 3), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", index, photometric="palette", colormap=lut.T.astype(np.uint16) * 257)
     m = read_image(tmp_path / "a.tif")
@@ -184,8 +184,8 @@ def test_tiff_palette_becomes_colours_and_grey_palette_one_channel(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16, np.float32])
-def test_tiff_alpha_is_dropped_with_a_note_but_a_fourth_channel_is_not(tmp_path, kind):
-    a = ramp(kind, H, W, 4)
+def test_tiff_alpha_is_dropped_and_a_fourth_channel_is_not(tmp_path, kind):
+    a = random_values(kind, H, W, 4)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb", extrasamples=["unassalpha"])
     m = read_image(tmp_path / "a.tif")
     np.testing.assert_array_equal(m.pages[0], a[..., :3])
@@ -196,14 +196,14 @@ def test_tiff_alpha_is_dropped_with_a_note_but_a_fourth_channel_is_not(tmp_path,
     assert m.notes == ()
 
 
-def test_pages_without_metadata_are_z(tmp_path):
-    a = ramp(np.uint8, 3, H, W)
+def test_tiff_pages_without_metadata_are_slices(tmp_path):
+    a = random_values(np.uint8, 3, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, metadata=None, photometric="minisblack")
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").pages, a[..., None])
 
 
-def test_ome_stack_gives_channels_names_and_pixel_size(tmp_path):
-    a = ramp(np.uint16, 4, 2, H, W)
+def test_ome_tiff_channels_names_and_pixel_size(tmp_path):
+    a = random_values(np.uint16, 4, 2, H, W)
     meta = {
         "axes": "ZCYX",
         "PhysicalSizeX": 65.0,
@@ -217,17 +217,17 @@ def test_ome_stack_gives_channels_names_and_pixel_size(tmp_path):
     assert m.channel_names == ("DAPI", "GFP")
     assert m.pixel_size == pytest.approx((0.13, 0.065))
     assert m.notes == ("the pixels of a.ome.tif are not square: 0.13 x 0.065 microns (y, x).",)
-    one = read_image(tmp_path / "a.ome.tif", channel="GFP", z="1:3")
-    np.testing.assert_array_equal(one.pages, a[1:3, 1, :, :, None])
-    assert one.channel_names == ("GFP",)
+    gfp = read_image(tmp_path / "a.ome.tif", channel="GFP", z="1:3")
+    np.testing.assert_array_equal(gfp.pages, a[1:3, 1, :, :, None])
+    assert gfp.channel_names == ("GFP",)
     with pytest.raises(
         InputError, match=r"channel must be one of 2 \(0 to 1, named DAPI, GFP\), got GPF.*'GFP'"
     ):
         read_image(tmp_path / "a.ome.tif", channel="GPF")
 
 
-def test_time_and_depth_are_pages_with_a_note(tmp_path):
-    a = ramp(np.uint8, 3, 2, H, W)
+def test_t_and_z_axes_are_pages_with_a_note(tmp_path):
+    a = random_values(np.uint8, 3, 2, H, W)
     tifffile.imwrite(tmp_path / "a.ome.tif", a, metadata={"axes": "TZYX"})
     m = read_image(tmp_path / "a.ome.tif")
     np.testing.assert_array_equal(m.pages, a.reshape(6, H, W, 1))
@@ -235,7 +235,7 @@ def test_time_and_depth_are_pages_with_a_note(tmp_path):
 
 
 def test_imagej_hyperstack(tmp_path):
-    a = ramp(np.uint16, 5, 2, H, W)
+    a = random_values(np.uint16, 5, 2, H, W)
     tifffile.imwrite(
         tmp_path / "a.tif", a, imagej=True, metadata={"axes": "ZCYX", "unit": "micron"}, resolution=(4, 4)
     )
@@ -244,8 +244,8 @@ def test_imagej_hyperstack(tmp_path):
     assert m.pixel_size == pytest.approx((0.25, 0.25))
 
 
-def test_ome_set_with_missing_files_is_refused(tmp_path):
-    a = ramp(np.uint8, 4, H, W)
+def test_ome_tiff_with_missing_planes_raises(tmp_path):
+    a = random_values(np.uint8, 4, H, W)
     tifffile.imwrite(tmp_path / "a.ome.tif", a, metadata={"axes": "ZYX"})
     data = (tmp_path / "a.ome.tif").read_bytes()
     (tmp_path / "a.ome.tif").write_bytes(data.replace(b'SizeZ="4"', b'SizeZ="7"'))
@@ -253,8 +253,8 @@ def test_ome_set_with_missing_files_is_refused(tmp_path):
         read_image(tmp_path / "a.ome.tif")
 
 
-def test_axes_override(tmp_path):
-    a = ramp(np.uint8, 4, H, W)
+def test_axes_argument_overrides_the_metadata(tmp_path):
+    a = random_values(np.uint8, 4, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="minisblack")
     np.testing.assert_array_equal(
         read_image(tmp_path / "a.tif", axes="CYX").pages, a.transpose(1, 2, 0)[None]
@@ -268,12 +268,12 @@ def test_axes_override(tmp_path):
         read_image(tmp_path / "a.tif", axes="YX")
     with pytest.raises(InputError, match=r"axes must contain Y and X once .*, got 'ZZX'"):
         read_image(tmp_path / "a.tif", axes="ZZX")
-    Image.fromarray(ramp(np.uint8, 5, 7, 4), "RGBA").save(tmp_path / "a.png")
+    Image.fromarray(random_values(np.uint8, 5, 7, 4), "RGBA").save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png", axes="YXC").channels == 4
 
 
-def test_separate_images_in_one_file_are_noted(tmp_path):
-    a = ramp(np.uint8, H, W)
+def test_separate_images_in_one_tiff_give_a_note(tmp_path):
+    a = random_values(np.uint8, H, W)
     with tifffile.TiffWriter(tmp_path / "a.tif") as tif:
         tif.write(a, metadata=None)
         tif.write(a[:9, :31], metadata=None)
@@ -282,8 +282,8 @@ def test_separate_images_in_one_file_are_noted(tmp_path):
     assert m.notes == ("a.tif contains 2 separate images (35 x 41, 9 x 31); only the first is used.",)
 
 
-def test_smaller_copies_are_noted(tmp_path):
-    a = ramp(np.uint8, 64, 96)
+def test_pyramid_levels_give_a_note(tmp_path):
+    a = random_values(np.uint8, 64, 96)
     with tifffile.TiffWriter(tmp_path / "a.tif") as tif:
         tif.write(a, subifds=1)
         tif.write(a[::2, ::2], subfiletype=1)
@@ -296,34 +296,34 @@ def test_smaller_copies_are_noted(tmp_path):
 
 
 @cases("channels", [1, 2, 3, 4])
-def test_png_of_16_bits_keeps_its_depth(tmp_path, channels):
-    a = ramp(np.uint16, H, W, channels)
+def test_16_bit_png_keeps_its_dtype(tmp_path, channels):
+    a = random_values(np.uint16, H, W, channels)
     png16(tmp_path / "a.png", a)
     m = read_image(tmp_path / "a.png")
-    stored = channels - (channels in (2, 4))
+    n_channels = channels - (channels in (2, 4))
     assert m.pages.dtype == np.uint16
-    np.testing.assert_array_equal(m.pages[0], a[..., :stored])
-    assert m.notes == (("alpha channel dropped.",) if stored < channels else ())
+    np.testing.assert_array_equal(m.pages[0], a[..., :n_channels])
+    assert m.notes == (("alpha channel dropped.",) if n_channels < channels else ())
 
 
-def test_png_of_16_bits_damaged_or_interlaced(tmp_path):
-    png16(tmp_path / "a.png", ramp(np.uint16, H, W, 3), interlaced=1)
+def test_interlaced_16_bit_png_raises(tmp_path):
+    png16(tmp_path / "a.png", random_values(np.uint16, H, W, 3), interlaced=1)
     with pytest.raises(InputError, match=r"a.png is (an interlaced 16-bit colour PNG|truncated or damaged)"):
         read_image(tmp_path / "a.png")
 
 
 @cases("suffix", [".png", ".bmp"])
 @cases("shape", [(H, W), (H, W, 3), (1, 1), (1, 77)])
-def test_8_bit_files(tmp_path, suffix, shape):
-    a = ramp(np.uint8, *shape) if np.prod(shape) > 1 else np.full(shape, 7, np.uint8)
+def test_8_bit_png_and_bmp(tmp_path, suffix, shape):
+    a = random_values(np.uint8, *shape) if np.prod(shape) > 1 else np.full(shape, 7, np.uint8)
     Image.fromarray(a).save(tmp_path / f"a{suffix}")
     m = read_image(tmp_path / f"a{suffix}")
     np.testing.assert_array_equal(m.pages, a.reshape(1, *shape[:2], -1))
     assert m.notes == ()
 
 
-def test_alpha_palette_and_1_bit_png(tmp_path):
-    rgba = ramp(np.uint8, H, W, 4)
+def test_png_with_alpha_palette_or_1_bit(tmp_path):
+    rgba = random_values(np.uint8, H, W, 4)
     Image.fromarray(rgba).save(tmp_path / "a.png")
     m = read_image(tmp_path / "a.png")
     np.testing.assert_array_equal(m.pages[0], rgba[..., :3])
@@ -341,7 +341,7 @@ def test_alpha_palette_and_1_bit_png(tmp_path):
 
 
 @cases("mode", ["L", "RGB", "CMYK"])
-def test_jpeg(tmp_path, mode):
+def test_jpeg_modes(tmp_path, mode):
     smooth = np.add.outer(np.arange(H), np.arange(W)).astype(np.uint8) * 3
     Image.fromarray(smooth).convert(mode).save(tmp_path / "a.jpg", quality=95)
     m = read_image(tmp_path / "a.jpg")
@@ -373,24 +373,24 @@ def test_orientation_is_applied_once(tmp_path, orientation, suffix):
 
 
 @cases(("dpi", "size"), [(72, None), (300, None), (2400, None), (25_400, 1.0), (254_000, 0.1)])
-def test_print_resolutions_are_no_pixel_size(tmp_path, dpi, size):
-    Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png", dpi=(dpi, dpi))
+def test_print_resolutions_are_not_pixel_sizes(tmp_path, dpi, size):
+    Image.fromarray(random_values(np.uint8, H, W)).save(tmp_path / "a.png", dpi=(dpi, dpi))
     actual = read_image(tmp_path / "a.png").pixel_size
     assert actual == (size and pytest.approx((size, size), rel=1e-3))
 
 
-def test_microscope_metadata_gives_the_pixel_size(tmp_path):
-    a = ramp(np.uint8, H, W)
+def test_fei_metadata_gives_the_pixel_size(tmp_path):
+    a = random_values(np.uint8, H, W)
     fei = b"[User]\r\nUser=x\r\n\r\n[Scan]\r\nPixelWidth=2.5e-009\r\nPixelHeight=2.5e-009\r\n\r\n"
     tifffile.imwrite(tmp_path / "a.tif", a, metadata=None, extratags=[(34682, 2, len(fei), fei, True)])
     assert read_image(tmp_path / "a.tif").pixel_size == pytest.approx((0.0025, 0.0025))
 
 
-# --- selection, no data, damage ---
+# --- selection, invalid pixels, damage ---
 
 
-def test_z_and_channel(tmp_path):
-    a = ramp(np.uint8, 6, H, W, 3)
+def test_z_and_channel_select_pages_and_channels(tmp_path):
+    a = random_values(np.uint8, 6, H, W, 3)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb")
     read = lambda **k: read_image(tmp_path / "a.tif", **k).pages  # noqa: E731 - one line, many calls
     np.testing.assert_array_equal(read(z=4), a[4:5])
@@ -415,8 +415,8 @@ def test_z_and_channel(tmp_path):
 
 
 @cases("kind", ["float16", "float32", "float64"])
-def test_nan_and_infinite_pixels_are_no_data(tmp_path, kind):
-    a = ramp(np.dtype(kind).type, H, W, 3)
+def test_nan_and_infinite_pixels_are_invalid(tmp_path, kind):
+    a = random_values(np.dtype(kind).type, H, W, 3)
     a[0, 0, 0], a[3, 4, 2], a[5] = np.nan, -np.inf, np.inf
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb")
     m = read_image(tmp_path / "a.tif")
@@ -437,7 +437,7 @@ def test_nan_and_infinite_pixels_are_no_data(tmp_path, kind):
         read_image(tmp_path / "b.tif")
 
 
-def test_missing_and_unreadable_files(tmp_path):
+def test_missing_and_unreadable_files_raise(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.png does not exist"):
         read_image(tmp_path / "nowhere.png")
     with pytest.raises(InputError, match=r"is not a file"):
@@ -458,14 +458,14 @@ def test_missing_and_unreadable_files(tmp_path):
         read_image(tmp_path / "z.tif")
 
 
-def test_a_wrong_ending_does_not_matter(tmp_path):
-    a = ramp(np.uint16, H, W)
+def test_a_wrong_file_extension_is_ignored(tmp_path):
+    a = random_values(np.uint16, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a)
     (tmp_path / "a.tif").rename(tmp_path / "a.png")
     np.testing.assert_array_equal(read_image(tmp_path / "a.png").pages[0, ..., 0], a)
 
 
-def test_a_page_list_that_ends_inside_an_entry_is_left_to_the_reader(tmp_path):
+def test_truncated_ifds_are_left_to_the_reader(tmp_path):
     entry = struct.pack("<HHII", 256, 4, 1, 9)
     (tmp_path / "a.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, 2) + entry + entry[:7])
     assert check_page_list(tmp_path / "a.tif") == []
@@ -473,9 +473,9 @@ def test_a_page_list_that_ends_inside_an_entry_is_left_to_the_reader(tmp_path):
 
 @cases("keep", [0.02, 0.3, 0.5, 0.9, 0.99])
 @cases("name", ["a.png", "a.jpg", "a.bmp", "a.tif", "stack.tif", "deflate.tif", "rgb16.png", "lzw.tif"])
-def test_truncated_files_are_refused(tmp_path, name, keep):
+def test_truncated_files_raise(tmp_path, name, keep):
     path = tmp_path / name
-    a = ramp(np.uint8, 97, 113)
+    a = random_values(np.uint8, 97, 113)
     if name == "stack.tif":
         tifffile.imwrite(path, np.stack([a] * 6), compression="deflate", metadata=None)
     elif name == "deflate.tif":
@@ -483,7 +483,7 @@ def test_truncated_files_are_refused(tmp_path, name, keep):
     elif name == "a.tif":
         tifffile.imwrite(path, np.stack([a] * 6))
     elif name == "rgb16.png":
-        png16(path, ramp(np.uint16, 97, 113, 3))
+        png16(path, random_values(np.uint16, 97, 113, 3))
     elif name == "lzw.tif":
         Image.fromarray(a).save(path, compression="tiff_lzw")
     else:
@@ -494,26 +494,26 @@ def test_truncated_files_are_refused(tmp_path, name, keep):
         read_image(path)
 
 
-def test_damaged_bytes_never_raise_anything_else(tmp_path):
+def test_corrupted_bytes_raise_only_input_error(tmp_path):
     rng = np.random.default_rng(3)
-    tifffile.imwrite(tmp_path / "a.tif", ramp(np.uint16, 2, H, W), compression="deflate")
-    Image.fromarray(ramp(np.uint8, H, W, 3)).save(tmp_path / "a.png")
+    tifffile.imwrite(tmp_path / "a.tif", random_values(np.uint16, 2, H, W), compression="deflate")
+    Image.fromarray(random_values(np.uint8, H, W, 3)).save(tmp_path / "a.png")
     for name in ("a.tif", "a.png"):
-        good = (tmp_path / name).read_bytes()
+        data = (tmp_path / name).read_bytes()
         for trial in range(40):
-            bad = bytearray(good)
-            for position in rng.integers(4, min(len(bad), 400), 4):
-                bad[position] = rng.integers(256)
+            corrupted = bytearray(data)
+            for position in rng.integers(4, min(len(corrupted), 400), 4):
+                corrupted[position] = rng.integers(256)
             path = tmp_path / f"{trial}{name}"
-            path.write_bytes(bad)
+            path.write_bytes(corrupted)
             with suppress(InputError):
                 assert read_image(path).pages.ndim == 4
 
 
-def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
+def test_large_images_are_read_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.images.read.image_file.GIGAPIXEL", 1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png")
+    Image.fromarray(random_values(np.uint8, H, W)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").notes == (
         "a.png has 0.0 Gpixel; expect long run times and much memory.",
     )
@@ -524,7 +524,7 @@ def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
 # --- find_images ---
 
 
-def test_find_images(tmp_path, monkeypatch):
+def test_find_images_in_folders_and_globs(tmp_path, monkeypatch):
     for name in ("b10.png", "b2.TIF", "b1.jpeg", "a.txt", ".hidden.png", "odd[1].png"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "deep").mkdir()
@@ -534,8 +534,8 @@ def test_find_images(tmp_path, monkeypatch):
     assert names(find_images([str(tmp_path / "b*")])) == ["b1.jpeg", "b2.TIF", "b10.png"]
     assert names(find_images([str(tmp_path / "**/*.bmp")])) == ["c.bmp"]
     assert names(find_images([tmp_path / "odd[1].png"])) == ["odd[1].png"]
-    both = [tmp_path / "b10.png", tmp_path / "a.txt", tmp_path]
-    assert names(find_images(both)) == ["b10.png", "a.txt", "b1.jpeg", "b2.TIF", "odd[1].png"]
+    paths = [tmp_path / "b10.png", tmp_path / "a.txt", tmp_path]
+    assert names(find_images(paths)) == ["b10.png", "a.txt", "b1.jpeg", "b2.TIF", "odd[1].png"]
     monkeypatch.chdir(tmp_path)
     assert find_images("b*.png") == [Path("b10.png")]
     assert find_images(["../*/b1.jpeg"])[0].name == "b1.jpeg"
@@ -554,8 +554,8 @@ def test_find_images(tmp_path, monkeypatch):
 
 
 @cases("kind", KINDS)
-def test_normalize_is_the_percentile_formula(kind):
-    pages = ramp(np.dtype(kind).type, 3, 19, 23, 3)
+def test_normalize_equals_the_percentile_formula(kind):
+    pages = random_values(np.dtype(kind).type, 3, 19, 23, 3)
     m = micrograph(pages)
     exact = pages.astype(np.float64)
     for mode, groups in (("stack", [slice(0, 3)]), ("image", [slice(i, i + 1) for i in range(3)])):
@@ -568,7 +568,7 @@ def test_normalize_is_the_percentile_formula(kind):
             np.testing.assert_allclose(out[group], expected, atol=2e-3 if kind == "float16" else 2e-6)
 
 
-def test_normalize_none():
+def test_normalize_none_scales_by_the_dtype_maximum():
     out, notes = normalize(micrograph(np.array([0, 51, 255], np.uint8).reshape(1, 1, 3, 1)), "none")
     np.testing.assert_allclose(out.ravel(), [0, 0.2, 1], rtol=1e-7)
     assert notes == []
@@ -593,7 +593,7 @@ def test_constant_images_become_zero_with_a_note():
     assert notes == ["x.tif is constant (every value is 3): there are no classes to separate."]
 
 
-def test_sparse_images_use_their_whole_range():
+def test_images_with_equal_percentiles_use_the_full_range():
     pages = np.zeros((1, 40, 40, 1), np.uint8)
     pages[0, 0, :2, 0] = 100, 200
     out, notes = normalize(micrograph(pages))
@@ -601,14 +601,14 @@ def test_sparse_images_use_their_whole_range():
     assert notes == ["the 0.5 and 99.5 percentiles of x.tif are equal: the full range 0 to 200 is used."]
 
 
-def test_a_page_without_data_is_noted():
+def test_pages_without_valid_pixels_give_a_note():
     pages = np.stack([np.full((5, 7, 1), np.nan), np.arange(35.0).reshape(5, 7, 1)])
     out, notes = normalize(micrograph(pages), "image")
     assert (out[0] == 0).all()
     assert notes == ["page 0 of x.tif holds no data."]
 
 
-def test_normalize_options():
+def test_invalid_normalize_options_raise():
     m = micrograph(np.zeros((1, 2, 2, 1), np.uint8))
     with pytest.raises(
         OptionError, match=r"mode must be one of stack, image, none, got 'stak'. Did you mean 'stack'"
@@ -630,7 +630,7 @@ def test_every_shared_micrograph_is_read():
         assert m.pixel_size is None
 
 
-def test_sample_images_of_scikit_image_have_names():
+def test_skimage_sample_images_are_selected_by_name():
     (path,) = find_images(["skimage:ihc"])
     assert path.name == "ihc.png"
     assert read_image(path).pages.shape == (1, 512, 512, 3)

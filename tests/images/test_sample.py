@@ -36,19 +36,19 @@ def test_crops_are_slices(tmp_path, grey, crop, rows, columns):
     expected = np.zeros((1, H, W), bool)
     expected[:, slice(*rows), slice(*columns)] = True
     np.testing.assert_array_equal(actual.valid, expected)
-    share = 100 * (1 - expected.mean())
-    assert f"{share:.3g} % of the pixels of a.png are outside of the crop" in actual.exclusions[0]
-    np.testing.assert_array_equal(actual.pages[0, ..., 0], grey)  # which keeps its size
+    percentage = 100 * (1 - expected.mean())
+    assert f"{percentage:.3g} % of the pixels of a.png are outside of the crop" in actual.exclusions[0]
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], grey)  # the size of the image is unchanged
 
 
 @cases("crop", ["1", "0:5", "0:5,0:5,0:5", "a:b,:", "0:5;0:5", "1.5:2,:", "5,5"])
-def test_bad_crops(crop):
+def test_invalid_crops_raise(crop):
     with pytest.raises(OptionError, match="must be two ranges of pixels, rows and columns"):
         parse_crop(crop)
 
 
 @pytest.mark.parametrize("crop", ["0:21,:", ":,0:31", "5:5,:", "9:3,:", "-21:,:"])
-def test_crops_beyond_the_image(tmp_path, grey, crop):
+def test_crops_beyond_the_image_raise(tmp_path, grey, crop):
     with pytest.raises(OptionError, match="the size of the image, got"):
         read_image(tmp_path / "a.png", crop=crop)
 
@@ -77,13 +77,13 @@ def _save_mask(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "P", "npy", "tif"])
-def test_masks_of_any_kind(tmp_path, grey, kind):
+def test_masks_of_every_image_mode(tmp_path, grey, kind):
     actual = read_image(tmp_path / "a.png", mask=_save_mask(tmp_path, kind))
     np.testing.assert_array_equal(actual.valid[0], inside())
     assert "are excluded by the mask m." in actual.exclusions[0]
 
 
-def test_masks_that_do_not_fit(tmp_path, grey):
+def test_empty_masks_and_masks_of_another_size_raise(tmp_path, grey):
     Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "zero.png")
     with pytest.raises(InputError, match=r"a.png: all pixels are excluded"):
         read_image(tmp_path / "a.png", mask=tmp_path / "zero.png")
@@ -94,7 +94,7 @@ def test_masks_that_do_not_fit(tmp_path, grey):
 
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
 @cases("pages", [1, 3])
-def test_masks_of_stacks(tmp_path, pages):
+def test_masks_of_stacks_have_one_or_all_pages(tmp_path, pages):
     tifffile.imwrite(tmp_path / "s.tif", np.ones((3, H, W), np.uint8), photometric="minisblack")
     m = np.stack([np.roll(inside(), n, 1) for n in range(pages)])
     tifffile.imwrite(tmp_path / "m.tif", m.astype(np.uint8))  # 3 pages are stored as colours
@@ -135,7 +135,7 @@ def test_alpha_that_is_zero_everywhere_is_ignored(tmp_path):
     assert "every pixel of a.png is transparent (alpha 0): the alpha channel is ignored." in actual.notes
 
 
-def test_excluded_pixels_do_not_set_the_grey_limits(tmp_path):
+def test_excluded_pixels_do_not_affect_normalization(tmp_path):
     page = np.linspace(10, 20, H * W).reshape(H, W).astype(np.uint8)
     page[-4:] = 255
     Image.fromarray(page).save(tmp_path / "a.png")

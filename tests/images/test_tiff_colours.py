@@ -1,4 +1,4 @@
-"""Colour spaces of TIFF: they are converted to RGB or refused, in memory and in blocks."""
+"""Colour spaces of TIFF files: conversion to RGB or an error, in memory and in blocks."""
 
 import struct
 
@@ -16,18 +16,18 @@ RGB = np.random.default_rng(2).integers(0, 256, (12, 18, 3)).astype(np.uint8)
 
 
 def write(path, space, **options):
-    """Write RGB converted to a colour space that TIFF names `space`."""
+    """Write the RGB image in a colour space; `space` is the photometric interpretation."""
     pixels = np.asarray(
         Image.fromarray(RGB).convert({"ycbcr": "YCbCr", "separated": "CMYK"}.get(space, "RGB"))
     )
-    more = {"subsampling": (1, 1)} if space == "ycbcr" else {}
-    tifffile.imwrite(path, pixels, photometric=space, metadata=None, **more, **options)
+    subsampling = {"subsampling": (1, 1)} if space == "ycbcr" else {}
+    tifffile.imwrite(path, pixels, photometric=space, metadata=None, **subsampling, **options)
     return path
 
 
 @cases("space", ["ycbcr", "separated"])
 @cases("compression", [None, "zlib", "lzw"])
-def test_colours_are_converted_to_rgb(tmp_path, space, compression):
+def test_ycbcr_and_cmyk_are_converted_to_rgb(tmp_path, space, compression):
     image = read_image(write(tmp_path / "a.tif", space, compression=compression))
     # the conversion rounds
     assert np.abs(image.pages[0].astype(int) - RGB).max() <= 3
@@ -36,23 +36,23 @@ def test_colours_are_converted_to_rgb(tmp_path, space, compression):
 
 
 @cases("space", ["cielab", "icclab"])
-def test_lab_colours_are_refused(tmp_path, space):
+def test_lab_colours_raise(tmp_path, space):
     with pytest.raises(InputError, match=r"a\.tif has Lab colours, which are not supported\. Save it as RGB"):
         read_image(write(tmp_path / "a.tif", space))
 
 
 @cases("space", ["ycbcr", "separated"])
-def test_colours_of_16_bits_are_refused(tmp_path, space):
+def test_16_bit_ycbcr_and_cmyk_raise(tmp_path, space):
     path, channels = tmp_path / "a.tif", 3 if space == "ycbcr" else 4
-    more = {"subsampling": (1, 1)} if space == "ycbcr" else {}
-    tifffile.imwrite(path, np.ones((8, 9, channels), np.uint16), photometric=space, **more)
+    subsampling = {"subsampling": (1, 1)} if space == "ycbcr" else {}
+    tifffile.imwrite(path, np.ones((8, 9, channels), np.uint16), photometric=space, **subsampling)
     with pytest.raises(
         InputError, match=r"has (YCbCr|CMYK) colours of 16 bits, which are not supported\. Save it as RGB"
     ):
         read_image(path)
 
 
-def test_subsampled_colours_without_jpeg_are_refused(tmp_path):
+def test_subsampled_ycbcr_without_jpeg_raises(tmp_path):
     path, pixels = tmp_path / "a.tif", bytes(4 * 6 * 3 // 2)
     tags = [
         (256, 6),
@@ -76,6 +76,6 @@ def test_subsampled_colours_without_jpeg_are_refused(tmp_path):
 
 
 @cases("space", ["ycbcr", "separated", "cielab", "icclab"])
-def test_blocks_need_rgb(tmp_path, space):
+def test_reading_blocks_of_other_colour_spaces_raises(tmp_path, space):
     with pytest.raises(InputError, match=r"which is not supported when reading in blocks"):
         open_image(write(tmp_path / "a.tif", space))

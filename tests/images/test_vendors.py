@@ -1,8 +1,7 @@
-"""Files of microscopes: values, axes, channels and pixel sizes, scenes, damage, and what is said without the extra.
+"""Microscope files: values, axes, channels, pixel sizes, scenes, damage, and the error without vispe[vendors].
 
-CZI and MRC are written by the libraries that read them. Nobody writes LIF and DM3: the smallest files that hold an
-image are put together here. ND2 has no writer and is too long for that: the library itself is played by a stand-in
-with its interface.
+CZI and MRC files are written by the libraries that read them. No library writes LIF or DM3, so minimal files are
+assembled here. ND2 has no writer and a complex format, so a fake replaces the nd2 library.
 """
 
 import importlib.util
@@ -32,7 +31,7 @@ def needs(module):
 
 
 def write_czi(path, planes, names=None, scale=(0.0, 0.0, 0.0), scenes=1, **where):
-    """Write {(t, z, c): (h, w) or (h, w, 3)} once for each scene, at a distance of 100 pixels."""
+    """Write planes {(t, z, c): (h, w) or (h, w, 3)} once for each scene, with an offset of 100 pixels."""
     czi = needs("pylibCZIrw.czi")
     with czi.create_czi(str(path), exist_ok=True) as document:
         for scene in range(scenes):
@@ -46,7 +45,7 @@ def write_czi(path, planes, names=None, scale=(0.0, 0.0, 0.0), scenes=1, **where
     return path
 
 
-def test_czi_gives_planes_channels_and_sizes_back(tmp_path):
+def test_czi_planes_channels_and_pixel_sizes(tmp_path):
     values = RNG.integers(0, 4000, (2, 3, 2, H, W)).astype(np.uint16)
     planes = {(t, z, c): values[t, z, c] for t in range(2) for z in range(3) for c in range(2)}
     path = write_czi(tmp_path / "a.czi", planes, {0: "DAPI", 1: "GFP"}, (0.2e-6, 0.25e-6, 2e-6))
@@ -62,7 +61,7 @@ def test_czi_gives_planes_channels_and_sizes_back(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16, np.float32])
-def test_czi_of_each_type_and_colours_without_sizes(tmp_path, kind):
+def test_czi_dtypes_and_rgb_without_pixel_sizes(tmp_path, kind):
     grey = (RNG.random((H, W)) * 200).astype(kind)
     actual = read_image(write_czi(tmp_path / "g.czi", {(0, 0, 0): grey}))
     np.testing.assert_array_equal(actual.pages[0, ..., 0], grey)
@@ -73,7 +72,7 @@ def test_czi_of_each_type_and_colours_without_sizes(tmp_path, kind):
         np.testing.assert_array_equal(actual.pages[0], rgb)  # stored blue first
 
 
-def test_czi_scenes_are_chosen_by_number(tmp_path):
+def test_czi_scenes_are_selected_by_number_or_name(tmp_path):
     grey = RNG.integers(0, 200, (H, W)).astype(np.uint8)
     path = write_czi(tmp_path / "a.czi", {(0, 0, 0): grey}, scenes=3)
     with pytest.raises(
@@ -86,7 +85,7 @@ def test_czi_scenes_are_chosen_by_number(tmp_path):
         read_image(path, scene="3")
 
 
-def test_mrc_gives_volumes_and_sizes_back(tmp_path):
+def test_mrc_volumes_and_voxel_sizes(tmp_path):
     mrcfile = needs("mrcfile")
     path = tmp_path / "a.mrc"
     for kind in (np.int8, np.int16, np.uint16, np.float32):
@@ -115,7 +114,7 @@ def test_mrc_gives_volumes_and_sizes_back(tmp_path):
 
 
 def write_lif(path, images):
-    """Write {name: (z, c, h, w) uint16} with 0.5 x 0.25 micrometres a pixel and 3 between slices."""
+    """Write images {name: (z, c, h, w) uint16} with a pixel size of 0.25 x 0.5 (y, x) and a z step of 3 microns."""
     elements, blocks = [], b""
     for number, (name, values) in enumerate(images.items()):
         z, c, h, w = values.shape
@@ -136,18 +135,18 @@ def write_lif(path, images):
             f'<Memory Size="{values.nbytes}" MemoryBlockID="MemBlock_{number}"/></Element>'
         )
         title = f"MemBlock_{number}"
-        head = struct.pack("<BQBI", 0x2A, values.nbytes, 0x2A, len(title)) + title.encode("utf-16-le")
-        blocks += struct.pack("<II", 0x70, len(head)) + head + values.astype("<u2").tobytes()
+        header = struct.pack("<BQBI", 0x2A, values.nbytes, 0x2A, len(title)) + title.encode("utf-16-le")
+        blocks += struct.pack("<II", 0x70, len(header)) + header + values.astype("<u2").tobytes()
     xml = (
         '<LMSDataContainerHeader Version="2"><Element Name="a"><Children>'
         f"{''.join(elements)}</Children></Element></LMSDataContainerHeader>"
     )
-    start = struct.pack("<IIBI", 0x70, 2 * len(xml) + 5, 0x2A, len(xml)) + xml.encode("utf-16-le")
-    path.write_bytes(start + blocks)
+    header_block = struct.pack("<IIBI", 0x70, 2 * len(xml) + 5, 0x2A, len(xml)) + xml.encode("utf-16-le")
+    path.write_bytes(header_block + blocks)
     return path
 
 
-def test_lif_gives_planes_channels_and_sizes_back(tmp_path):
+def test_lif_planes_channels_and_pixel_sizes(tmp_path):
     needs("liffile")
     values = RNG.integers(0, 4000, (3, 2, H, W)).astype(np.uint16)
     path = write_lif(tmp_path / "a.lif", {"one": values})
@@ -166,7 +165,7 @@ def test_lif_gives_planes_channels_and_sizes_back(tmp_path):
 
 
 def tag(name, value):
-    """A tag of DM3: a group (dict or list), a number, a text or an array."""
+    """Return the bytes of a DM3 tag: a group (dict or list), a number, a string or an array."""
     head = struct.pack(">H", len(name)) + name.encode()
     if isinstance(value, dict | list):
         return b"\x14" + head + group(value)
@@ -189,7 +188,7 @@ def group(value):
 
 
 def write_dm3(path, values, unit="nm", kind=None):
-    """Write (h, w) or (z, h, w) with 0.5 nm a pixel in x, 0.25 in y and 4 in z."""
+    """Write (h, w) or (z, h, w) with a pixel size of 0.25 x 0.5 (y, x) and a z step of 4 nm."""
     kind = kind or {"uint16": 10, "float32": 2, "uint8": 6}[values.dtype.name]
     sizes = dict(zip(range(3), (0.5, 0.25, 4.0), strict=True))
     dimensions = [{"Origin": 0.0, "Scale": sizes[i], "Units": unit} for i in range(values.ndim)]
@@ -210,7 +209,7 @@ def write_dm3(path, values, unit="nm", kind=None):
     return path
 
 
-def test_dm3_gives_planes_and_sizes_back(tmp_path):
+def test_dm3_planes_and_pixel_sizes(tmp_path):
     needs("rsciio")
     needs("rsciio.digitalmicrograph")
     for kind in (np.uint8, np.uint16, np.float32):
@@ -229,8 +228,8 @@ def test_dm3_gives_planes_and_sizes_back(tmp_path):
         read_image(write_dm3(tmp_path / "l.dm3", values[0]))
 
 
-class Nd2:
-    """What nd2.ND2File offers and is used here."""
+class FakeND2File:
+    """Fake of nd2.ND2File with the attributes that vispe uses."""
 
     values = RNG.integers(0, 4000, (2, 3, 2, H, W)).astype(np.uint16)
     calibrated = (True, True, True)
@@ -241,8 +240,8 @@ class Nd2:
         points = [SimpleNamespace(name=n) for n in ("left", None)]
         self.experiment = [SimpleNamespace(type="XYPosLoop", parameters=SimpleNamespace(points=points))]
         volume = SimpleNamespace(axesCalibrated=self.calibrated)
-        named = [SimpleNamespace(channel=SimpleNamespace(name=n), volume=volume) for n in ("DAPI", "GFP")]
-        self.metadata = SimpleNamespace(channels=named)
+        channels = [SimpleNamespace(channel=SimpleNamespace(name=n), volume=volume) for n in ("DAPI", "GFP")]
+        self.metadata = SimpleNamespace(channels=channels)
 
     def __enter__(self):
         return self
@@ -257,10 +256,10 @@ class Nd2:
         return SimpleNamespace(x=0.5, y=0.25, z=2.0)
 
 
-def test_nd2_gives_planes_channels_and_sizes_back(tmp_path, monkeypatch):
-    played = ModuleType("nd2")
-    played.ND2File, played.__spec__ = Nd2, ModuleSpec("nd2", None)
-    monkeypatch.setitem(sys.modules, "nd2", played)
+def test_nd2_planes_channels_and_pixel_sizes(tmp_path, monkeypatch):
+    module = ModuleType("nd2")
+    module.ND2File, module.__spec__ = FakeND2File, ModuleSpec("nd2", None)
+    monkeypatch.setitem(sys.modules, "nd2", module)
     path = tmp_path / "a.nd2"
     path.write_bytes(b"\xda\xce\xbe\x0a" + bytes(300))
     with pytest.raises(
@@ -268,15 +267,15 @@ def test_nd2_gives_planes_channels_and_sizes_back(tmp_path, monkeypatch):
     ):
         read_image(path)
     actual = read_image(path, scene="left")
-    np.testing.assert_array_equal(actual.pages, Nd2.values[0].transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(actual.pages, FakeND2File.values[0].transpose(0, 2, 3, 1))
     assert (actual.channel_names, actual.pixel_size, actual.z_step) == (("DAPI", "GFP"), (0.25, 0.5), 2.0)
-    monkeypatch.setattr(Nd2, "calibrated", (False, False, False))
+    monkeypatch.setattr(FakeND2File, "calibrated", (False, False, False))
     actual = read_image(path, scene="1")
-    np.testing.assert_array_equal(actual.pages, Nd2.values[1].transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(actual.pages, FakeND2File.values[1].transpose(0, 2, 3, 1))
     assert (actual.pixel_size, actual.z_step) == (None, None)
 
 
-def test_the_stand_in_for_nd2_has_the_interface_of_the_library():
+def test_the_fake_nd2_has_the_interface_of_the_library():
     nd2 = needs("nd2")
     assert all(
         hasattr(nd2.ND2File, name)
@@ -293,14 +292,14 @@ WRITERS = {
 
 
 @cases("name", WRITERS)
-def test_damaged_files_give_one_sentence(tmp_path, name):
+def test_truncated_vendor_files_raise_a_one_line_error(tmp_path, name):
     path = tmp_path / name
     WRITERS[name](path)
     data = path.read_bytes()
     needs(vendor_of(data[:352]).module)
     read_image(path)
-    for share in (0.02, 0.2, 0.5, 0.8):
-        path.write_bytes(data[: max(int(share * len(data)), 12)])
+    for fraction in (0.02, 0.2, 0.5, 0.8):
+        path.write_bytes(data[: max(int(fraction * len(data)), 12)])
         with pytest.raises(
             InputError, match=rf"{name} (is truncated or damaged|is not a readable|holds no image)"
         ) as caught:
@@ -308,7 +307,7 @@ def test_damaged_files_give_one_sentence(tmp_path, name):
         assert "\n" not in str(caught.value)
 
 
-def test_damaged_bytes_raise_nothing_else(tmp_path):
+def test_corrupted_vendor_files_raise_only_input_error(tmp_path):
     for name, write in WRITERS.items():
         path = tmp_path / name
         try:
@@ -319,16 +318,16 @@ def test_damaged_bytes_raise_nothing_else(tmp_path):
             continue
         rng = np.random.default_rng(0)
         for _ in range(40):
-            broken = bytearray(data)
+            corrupted = bytearray(data)
             for position in rng.integers(4, min(len(data), 1500), 3):
-                broken[position] = int(rng.integers(256))
-            path.write_bytes(bytes(broken))
+                corrupted[position] = int(rng.integers(256))
+            path.write_bytes(bytes(corrupted))
             with suppress(InputError):
                 read_image(path)
 
 
 @cases("vendor", VENDORS, ids=lambda v: v.name)
-def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, vendor):
+def test_missing_vendor_packages_raise_missing_extra(tmp_path, monkeypatch, vendor):
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(vendor.at) + vendor.mark + bytes(300))
     assert vendor_of(path.read_bytes()[:352]) == vendor
@@ -344,25 +343,25 @@ def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, vendor):
     )
 
 
-def test_a_folder_of_files_of_microscopes_is_a_folder_of_images(tmp_path):
+def test_find_images_includes_vendor_files(tmp_path):
     for name in ("b.CZI", "a.lif", "c.nd2", "d.mrc", "e.dm3", "f.dm4", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
     assert [p.name for p in find_images([tmp_path])] == ["a.lif", "b.CZI", "c.nd2", "d.mrc", "e.dm3", "f.dm4"]
 
 
-def test_a_scene_is_segmented_with_its_pixel_size(tmp_path, monkeypatch, capsys):
+def test_segment_on_a_scene_reports_its_pixel_size(tmp_path, monkeypatch, capsys):
     grey = np.full((40, 51), 180, np.uint8)
     grey[10:20, 17:25] = 40
     grey += RNG.integers(0, 20, grey.shape).astype(np.uint8)
-    drawn = np.zeros(grey.shape, np.uint8)
-    drawn[2:5], drawn[12:16, 19:23] = 1, 2
-    np.save(tmp_path / "drawn.npy", drawn)
+    labels = np.zeros(grey.shape, np.uint8)
+    labels[2:5], labels[12:16, 19:23] = 1, 2
+    np.save(tmp_path / "drawn.npy", labels)
     write_czi(tmp_path / "a.czi", {(0, 0, 0): grey}, scale=(5e-7, 5e-7, 0.0), scenes=2)
     monkeypatch.chdir(tmp_path)
-    words = "segment a.czi --labels drawn.npy --features filters"
-    assert main([*words.split(), "-o", "out"]) == 2
+    command = "segment a.czi --labels drawn.npy --features filters"
+    assert main([*command.split(), "-o", "out"]) == 2
     assert "a.czi contains 2 scenes. Set --scene to one of" in capsys.readouterr().err
-    assert main([*words.split(), "-o", "out", "--scene", "1"]) == 0
+    assert main([*command.split(), "-o", "out", "--scene", "1"]) == 0
     assert main(["apply", "out/model.vispe", "a.czi", "--scene", "0", "-o", "more"]) == 0
     assert "has no effect for this format" not in capsys.readouterr().err
     report = json.loads((tmp_path / "out/report.json").read_text())

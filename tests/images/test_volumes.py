@@ -1,4 +1,4 @@
-"""HDF5 files (ilastik, h5py, Imaris, EMD) and volumes of medical programs (NRRD, MHA, NIfTI)."""
+"""HDF5 files (ilastik, h5py, Imaris, EMD) and medical volumes (NRRD, MHA, NIfTI)."""
 
 import json
 
@@ -29,7 +29,7 @@ def axistags(letters):
     return json.dumps({"axes": [{"key": key} for key in letters]})
 
 
-def test_a_dataset_of_ilastik_has_its_axes_and_sizes(tmp_path):
+def test_ilastik_datasets_have_axes_and_pixel_sizes(tmp_path):
     path = write_hdf5(
         tmp_path / "a.h5",
         {"exported_data": VOLUME[..., None]},
@@ -41,7 +41,7 @@ def test_a_dataset_of_ilastik_has_its_axes_and_sizes(tmp_path):
     assert (image.pixel_size, image.z_step, image.page_axes) == ((0.5, 0.25), 2.0, (("Z", 4),))
 
 
-def test_a_dataset_without_axes_needs_them(tmp_path):
+def test_hdf5_datasets_without_axes_need_the_axes_argument(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"image": VOLUME})
     with pytest.raises(InputError, match="no axes Y and X"):
         read_image(path)
@@ -56,7 +56,7 @@ def test_a_dataset_without_axes_needs_them(tmp_path):
     np.testing.assert_array_equal(flat.pages[0, ..., 0], VOLUME[0])
 
 
-def test_one_of_several_datasets_is_a_scene(tmp_path):
+def test_hdf5_datasets_are_selected_as_scenes(tmp_path):
     path = write_hdf5(
         tmp_path / "a.h5", {"raw/left": VOLUME[0], "raw/right": VOLUME[1], "table": np.arange(5)}
     )
@@ -68,7 +68,7 @@ def test_one_of_several_datasets_is_a_scene(tmp_path):
         np.testing.assert_array_equal(read_image(path, scene=scene).pages[0, ..., 0], VOLUME[1])
 
 
-def test_datasets_in_other_files_are_not_read(tmp_path):
+def test_external_hdf5_datasets_raise(tmp_path):
     h5py = needs("h5py")
     (tmp_path / "secret.raw").write_bytes(bytes(12 * 19))
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -84,32 +84,32 @@ def test_datasets_in_other_files_are_not_read(tmp_path):
         read_image(tmp_path / "b.h5")
 
 
-def test_a_large_dataset_of_a_small_file_is_refused(tmp_path):
+def test_hdf5_decompression_bombs_raise(tmp_path):
     with needs("h5py").File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("image", (1 << 20, 1 << 20), np.uint8, chunks=(1024, 1024))
     with pytest.raises(InputError, match="suspected decompression bomb"):
         read_image(tmp_path / "a.h5")
     with needs("h5py").File(tmp_path / "a.h5", "a") as file:
-        file.attrs["version_major"] = 0  # the layout of EMD, which another library reads
+        file.attrs["version_major"] = 0  # the layout of EMD, which is read by another library
     with pytest.raises(InputError, match="suspected decompression bomb"):
         read_image(tmp_path / "a.h5")
 
 
-def test_imaris_files_are_cropped_to_their_size(tmp_path):
+def test_imaris_padding_is_cropped(tmp_path):
     h5py = needs("h5py")
     values = np.stack([VOLUME, VOLUME[::-1]])
 
-    def letters(text):
+    def char_array(text):
         return np.frombuffer(str(text).encode(), "S1")
 
     with h5py.File(tmp_path / "a.ims", "w") as file:
-        about = {"X": 19, "Y": 12, "Z": 4, "Unit": "um", "ExtMin0": 1, "ExtMin1": 0, "ExtMin2": 0}
-        about |= {"ExtMax0": 1 + 19 * 0.25, "ExtMax1": 12 * 0.5, "ExtMax2": 4 * 2.0}
+        attributes = {"X": 19, "Y": 12, "Z": 4, "Unit": "um", "ExtMin0": 1, "ExtMin1": 0, "ExtMin2": 0}
+        attributes |= {"ExtMax0": 1 + 19 * 0.25, "ExtMax1": 12 * 0.5, "ExtMax2": 4 * 2.0}
         group = file.create_group("DataSetInfo/Image")
-        for key, value in about.items():
-            group.attrs[key] = letters(value)
+        for key, value in attributes.items():
+            group.attrs[key] = char_array(value)
         for c, name in enumerate(("DAPI", "GFP")):
-            file.create_group(f"DataSetInfo/Channel {c}").attrs["Name"] = letters(name)
+            file.create_group(f"DataSetInfo/Channel {c}").attrs["Name"] = char_array(name)
             padded = np.pad(values[c], ((0, 4), (0, 4), (0, 13)))
             file[f"DataSet/ResolutionLevel 0/TimePoint 0/Channel {c}/Data"] = padded
     image = read_image(tmp_path / "a.ims")
@@ -120,7 +120,7 @@ def test_imaris_files_are_cropped_to_their_size(tmp_path):
         read_image(tmp_path / "a.ims", scene="1")
 
 
-def test_the_size_of_an_imaris_file_is_checked(tmp_path):
+def test_imaris_files_with_an_inconsistent_size_raise(tmp_path):
     with needs("h5py").File(tmp_path / "a.ims", "w") as file:
         group = file.create_group("DataSetInfo/Image")
         for key, value in {"X": 10**6, "Y": 10**6, "Z": 10**3}.items():
@@ -131,7 +131,7 @@ def test_the_size_of_an_imaris_file_is_checked(tmp_path):
 
 
 @cases("name", ["a.nrrd", "a.mha", "a.nii"])
-def test_volumes_have_their_sizes(tmp_path, name):
+def test_medical_volumes_have_voxel_sizes(tmp_path, name):
     sitk = needs("SimpleITK")
     volume = sitk.GetImageFromArray(VOLUME)
     volume.SetSpacing((0.25e-3, 0.5e-3, 2e-3))
@@ -147,7 +147,7 @@ def test_volumes_have_their_sizes(tmp_path, name):
     assert any("exactly 1 mm, which is interpreted as unknown" in note for note in image.notes)
 
 
-def test_headers_that_name_another_file_are_refused(tmp_path):
+def test_detached_headers_raise(tmp_path):
     sitk = needs("SimpleITK")
     sitk.WriteImage(sitk.GetImageFromArray(VOLUME), str(tmp_path / "a.mhd"))
     sitk.WriteImage(sitk.GetImageFromArray(VOLUME), str(tmp_path / "a.nhdr"))
@@ -160,7 +160,7 @@ def test_headers_that_name_another_file_are_refused(tmp_path):
 
 
 @cases("name", ["a.h5", "a.nrrd", "a.mha", "a.nii"])
-def test_damaged_files_raise_a_sentence(tmp_path, name):
+def test_truncated_volumes_raise(tmp_path, name):
     sitk, path = needs("SimpleITK"), tmp_path / name
     if name == "a.h5":
         write_hdf5(path, {"image": VOLUME[0]})
@@ -193,7 +193,7 @@ DIRECTIONS = b"space dimension: 3\nspace directions: (0.5,0,0) (0,0.25,0) (0,0,2
         (META + META_END, 1e3),
     ],
 )
-def test_units_of_volumes_are_those_of_the_header(tmp_path, head, microns):
+def test_volume_units_are_read_from_the_header(tmp_path, head, microns):
     needs("SimpleITK")
     path = tmp_path / ("a.nrrd" if head.startswith(b"NRRD") else "a.mha")
     path.write_bytes(head + VOLUME.astype("<u2").tobytes())

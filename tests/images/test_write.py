@@ -1,4 +1,4 @@
-"""Files appear complete or not at all, and images show what they should."""
+"""Atomic writing of files; label maps, probabilities, reports and overlay images."""
 
 import contextlib
 import csv
@@ -30,23 +30,23 @@ RNG = np.random.default_rng(2)
 H, W = 31, 45
 
 
-def micrograph(z=1, **more):
-    return Micrograph(Path("x.tif"), np.zeros((z, H, W, 1), np.uint8), **more)
+def micrograph(z=1, **options):
+    return Micrograph(Path("x.tif"), np.zeros((z, H, W, 1), np.uint8), **options)
 
 
-def left_over(folder):
+def file_names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
 # --- atomic_path ---
 
 
-def write_half(target, error, *, force=False, meanwhile=None):
-    """Write through `atomic_path` and raise `error` half way, or let another program write `target` meanwhile."""
+def write_half(target, error, *, force=False, concurrent=None):
+    """Write through `atomic_path`; before it is complete, write `concurrent` to `target` and raise `error`."""
     with atomic_path(target, force) as temporary:
         temporary.write_text("half")
-        if meanwhile:
-            target.write_text(meanwhile)
+        if concurrent:
+            target.write_text(concurrent)
         if error:
             raise error
 
@@ -64,37 +64,37 @@ def test_atomic_path_renames_on_success_and_cleans_up_on_failure(tmp_path):
         with pytest.raises(error):
             write_half(target, error, force=True)
         assert target.read_text() == "one"
-    assert left_over(target.parent) == ["a.txt"]
+    assert file_names(target.parent) == ["a.txt"]
     with pytest.raises(InputError, match=r"a.txt exists; add --force to overwrite it"), atomic_path(target):
         pytest.fail("must not get here")
     with atomic_path(target, force=True) as temporary:
         temporary.write_text("two")
     assert target.read_text() == "two"
-    assert left_over(target.parent) == ["a.txt"]
+    assert file_names(target.parent) == ["a.txt"]
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+def test_files_created_concurrently_are_not_overwritten(tmp_path):
     target = tmp_path / "a.txt"
     with pytest.raises(InputError, match=r"a.txt exists; add --force"):
-        write_half(target, None, meanwhile="theirs")
+        write_half(target, None, concurrent="theirs")
     assert target.read_text() == "theirs"
-    assert left_over(tmp_path) == ["a.txt"]
+    assert file_names(tmp_path) == ["a.txt"]
 
 
-def test_nothing_written_is_an_error(tmp_path):
+def test_atomic_path_without_a_write_raises(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "a.txt"):
         pass
-    assert left_over(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
-def test_new_files_have_ordinary_permissions(tmp_path):
+def test_new_files_have_default_permissions(tmp_path):
     write_json(tmp_path / "a.json", {})
     (tmp_path / "plain").write_text("")
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def hold_half_a_file(folder, ready):
-    """Write a file up to its half, report that, and wait for a signal."""
+    """Write half of a file, send `ready` and wait for a signal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
     with contextlib.suppress(KeyboardInterrupt), atomic_path(folder / "a.tif", force=True) as temporary:
         temporary.write_bytes(b"half")
@@ -107,7 +107,7 @@ def hold_half_a_file(folder, ready):
 def test_a_killed_process_leaves_no_partial_file(tmp_path, how):
     (tmp_path / "a.tif").write_bytes(b"old")
     reader, writer = os.pipe()
-    process = os.fork()  # a new interpreter imports for seconds
+    process = os.fork()  # a new interpreter needs seconds for its imports
     if process == 0:
         try:
             hold_half_a_file(tmp_path, writer)
@@ -119,12 +119,12 @@ def test_a_killed_process_leaves_no_partial_file(tmp_path, how):
     os.close(reader), os.close(writer)
     assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if how == signal.SIGKILL else 0)
     assert (tmp_path / "a.tif").read_bytes() == b"old"
-    rest = [n for n in left_over(tmp_path) if n != "a.tif"]
-    assert len(rest) == (1 if how == signal.SIGKILL else 0)
-    assert all(n.startswith(".") and ".partial-" in n for n in rest)
+    partial_files = [n for n in file_names(tmp_path) if n != "a.tif"]
+    assert len(partial_files) == (1 if how == signal.SIGKILL else 0)
+    assert all(n.startswith(".") and ".partial-" in n for n in partial_files)
 
 
-def test_check_writable(tmp_path):
+def test_check_writable_raises_for_existing_and_unwritable_files(tmp_path):
     one, two = tmp_path / "a.png", tmp_path / "b.png"
     check_writable([one, two])
     check_writable([tmp_path / "new/folder/c.png"])
@@ -158,13 +158,13 @@ def test_check_writable(tmp_path):
 # --- label maps and probabilities ---
 
 
-def test_labels_of_one_page_are_a_png(tmp_path):
+def test_single_page_labels_are_written_as_png(tmp_path):
     values = RNG.integers(0, 4, (1, H, W), dtype=np.uint8)
     assert label_suffix(1) == ".png"
     path = write_labels(tmp_path / "a.png", values, micrograph(pixel_size=(0.5, 0.25)))
-    back = read_image(path)
-    np.testing.assert_array_equal(back.pages[..., 0], values)
-    assert back.pixel_size == pytest.approx((0.5, 0.25), rel=1e-3)
+    restored = read_image(path)
+    np.testing.assert_array_equal(restored.pages[..., 0], values)
+    assert restored.pixel_size == pytest.approx((0.5, 0.25), rel=1e-3)
     with Image.open(path) as image:
         assert image.mode == "L"
     with Image.open(write_labels(tmp_path / "b.png", values)) as image:
@@ -173,15 +173,15 @@ def test_labels_of_one_page_are_a_png(tmp_path):
 
 
 @cases("z", [1, 3, 4, 7])
-def test_labels_of_a_stack_are_a_tiff_with_the_resolution_tags(tmp_path, z):
+def test_stack_labels_are_written_as_tiff_with_resolution_tags(tmp_path, z):
     assert label_suffix(3) == ".tif"
     values = RNG.integers(0, 4, (z, H, W), dtype=np.uint8)
     tags = (30_000.0, 15_000.0, "cm")
     path = write_labels(tmp_path / "a.tif", values, micrograph(z, resolution=tags, pixel_size=(2 / 3, 1 / 3)))
-    back = read_image(path)
-    np.testing.assert_array_equal(back.pages[..., 0], values)
-    assert back.resolution == tags
-    assert back.pixel_size == pytest.approx((2 / 3, 1 / 3))
+    restored = read_image(path)
+    np.testing.assert_array_equal(restored.pages[..., 0], values)
+    assert restored.resolution == tags
+    assert restored.pixel_size == pytest.approx((2 / 3, 1 / 3))
     path = write_labels(
         tmp_path / "b.tif", values, micrograph(z, resolution=(4.0, 4.0, "none"), pixel_size=(0.25, 0.25))
     )
@@ -191,7 +191,7 @@ def test_labels_of_a_stack_are_a_tiff_with_the_resolution_tags(tmp_path, z):
         assert len(tif.pages) == z
 
 
-def test_label_refusals(tmp_path):
+def test_invalid_label_maps_raise(tmp_path):
     values = np.zeros((2, H, W), np.uint8)
     with pytest.raises(InputError, match=r"PNG files have one page, got 2. Write a .tif"):
         write_labels(tmp_path / "a.png", values)
@@ -210,10 +210,10 @@ def test_label_refusals(tmp_path):
         write_labels(tmp_path / "a.tif", values)
     write_labels(tmp_path / "a.tif", values + 1, force=True)
     assert read_image(tmp_path / "a.tif").pages.min() == 1
-    assert left_over(tmp_path) == ["a.tif"]
+    assert file_names(tmp_path) == ["a.tif"]
 
 
-def test_probabilities_are_one_float_page_per_class(tmp_path):
+def test_probabilities_are_written_as_one_float_page_per_class(tmp_path):
     prob = RNG.random((2, 3, H, W), dtype=np.float32)
     path = write_probabilities(
         tmp_path / "p.tif", prob, micrograph(2, pixel_size=(0.1, 0.1)), ["a", "b", "c"]
@@ -224,9 +224,9 @@ def test_probabilities_are_one_float_page_per_class(tmp_path):
         assert json.loads(tif.imagej_metadata["classes"]) == ["a", "b", "c"]
         assert tif.imagej_metadata["Labels"][3:5] == ["page 1: a", "page 1: b"]
         np.testing.assert_array_equal(tif.pages[4].asarray(), prob[1, 1])
-    back = read_image(path)
-    np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))
-    assert back.pixel_size == pytest.approx((0.1, 0.1))
+    restored = read_image(path)
+    np.testing.assert_array_equal(restored.pages, prob.transpose(0, 2, 3, 1))
+    assert restored.pixel_size == pytest.approx((0.1, 0.1))
     with pytest.raises(InputError, match=r"must be float32, got float64"):
         write_probabilities(tmp_path / "q.tif", prob.astype(float))
     with pytest.raises(ShapeError, match=r"have the shape \(z, k, h, w\), got \(3, 31, 45\)"):
@@ -238,11 +238,11 @@ def test_probabilities_are_one_float_page_per_class(tmp_path):
 
 
 @cases(("shape", "kind"), [((H, W), np.uint8), ((H, W), np.uint16), ((H, W, 3), np.uint8)])
-def test_write_png(tmp_path, shape, kind):
+def test_write_png_round_trip_is_exact(tmp_path, shape, kind):
     a = RNG.integers(0, np.iinfo(kind).max, shape, dtype=kind)
-    back = read_image(write_png(tmp_path / "a.png", a)).pages[0]
-    assert back.dtype == kind
-    np.testing.assert_array_equal(back, a.reshape(H, W, -1))
+    restored = read_image(write_png(tmp_path / "a.png", a)).pages[0]
+    assert restored.dtype == kind
+    np.testing.assert_array_equal(restored, a.reshape(H, W, -1))
     with pytest.raises(ShapeError, match=r"PNG needs .* got \(31, 45\) float32"):
         write_png(tmp_path / "b.png", np.zeros((H, W), np.float32))
 
@@ -250,7 +250,7 @@ def test_write_png(tmp_path, shape, kind):
 # --- reports ---
 
 
-def test_write_json(tmp_path):
+def test_write_json_converts_numpy_values_and_nan_raises(tmp_path):
     report = {
         "b": np.float32(0.5),
         "a": [np.int64(3), True, None, "µm"],
@@ -265,10 +265,10 @@ def test_write_json(tmp_path):
             write_json(tmp_path / "s.json", {"scores": [{}, {"miou": bad}]})
     with pytest.raises(InputError, match=r"value.x cannot be written as JSON or CSV, got set"):
         write_json(tmp_path / "s.json", {"x": {1}})
-    assert left_over(tmp_path) == ["r.json"]
+    assert file_names(tmp_path) == ["r.json"]
 
 
-def test_write_csv(tmp_path):
+def test_write_csv_flattens_nested_columns(tmp_path):
     rows = [{"image": "a, b.png", "iou": {"m": 0.1, "p": None}}, {"image": "c.png", "seconds": np.float64(2)}]
     path = write_csv(tmp_path / "r.csv", rows)
     with path.open(newline="", encoding="utf-8") as stream:
@@ -288,7 +288,7 @@ def test_write_csv(tmp_path):
 # --- images ---
 
 
-def test_palette():
+def test_palette_has_20_unique_colours():
     assert len(PALETTE) == len(set(PALETTE)) == 20
     assert all(0 <= c <= 255 for color in PALETTE for c in color)
 
@@ -300,26 +300,26 @@ def test_overlay_blends_at_native_resolution(channels):
     labels = np.ones((h, w), int)
     labels[100:200, 150:400] = 2
     labels[:50] = 0
-    before = image.copy()
+    original = image.copy()
     out = overlay(image, labels, ["matrix", "particle"], alpha=0.25)
     assert out.dtype == np.uint8
     assert out.shape[2] == 3
     plane = image.reshape(h, w, -1)
     plane = {1: plane, 2: plane[..., :1], 3: plane}.get(plane.shape[2], plane.mean(2, keepdims=True))
-    shown = np.repeat(plane, 3, 2) if plane.shape[2] == 1 else plane
+    rgb = np.repeat(plane, 3, 2) if plane.shape[2] == 1 else plane
     color = np.array([(0, 0, 0), *PALETTE[:2]])[labels]
     weight = np.where(labels > 0, 0.25, 0)[..., None]
     weight[boundaries(labels)] = 1
-    expected = 255 * shown * (1 - weight) + color * weight
-    gap = np.argmax((out != 255).any((1, 2)))
+    expected = 255 * rgb * (1 - weight) + color * weight
+    top = np.argmax((out != 255).any((1, 2)))
     left = np.argmax((out != 255).any((0, 2)))
-    np.testing.assert_allclose(out[gap : gap + h, left : left + w], expected, atol=1.6)
-    np.testing.assert_array_equal(image, before)
+    np.testing.assert_allclose(out[top : top + h, left : left + w], expected, atol=1.6)
+    np.testing.assert_array_equal(image, original)
     assert out.shape[0] > h
     assert out.shape[1] > w
 
 
-def test_overlay_enlarges_small_images_by_whole_factors():
+def test_overlay_enlarges_small_images_by_integer_factors():
     image, labels = RNG.random((100, 61)), np.ones((100, 61), int)
     out = overlay(image, labels, ["m"], alpha=0)
     expected = np.rint(image * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
@@ -359,7 +359,7 @@ def test_overlay_uses_the_colours_and_the_title():
         ((1e-6, 1e-6), 100, "0.1 nm"),
     ],
 )
-def test_scale_bars_are_round(pixel_size, length, text):
+def test_scale_bars_have_round_lengths(pixel_size, length, text):
     assert scale_bar(500, 1, pixel_size) == (length, text)
     assert scale_bar(100, 5, pixel_size)[0] <= 125
 
@@ -368,8 +368,8 @@ EMPTY_PAGE = np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["p
 
 
 @cases("elsewhere", [False, True])
-def test_the_font_is_the_same_wherever_matplotlib_stores_it(monkeypatch, elsewhere):
-    """Where it is in the package, matplotlib is not imported, which takes long."""
+def test_the_font_does_not_depend_on_the_folder_of_matplotlib(monkeypatch, elsewhere):
+    """A font in the package of matplotlib is found without importing matplotlib, which is slow."""
     expected = np.asarray(overlay(*EMPTY_PAGE))
     spec = importlib.machinery.ModuleSpec("matplotlib", None, origin="elsewhere/__init__.py")
     if elsewhere:
@@ -395,21 +395,21 @@ def test_overlays_do_not_import_matplotlib(tmp_path):
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_boundaries_lie_in_the_higher_class_and_not_at_missing_data():
+def test_boundaries_are_in_the_higher_class_and_skip_unlabelled():
     labels = np.ones((9, 11), int)
     labels[3:8, 4:9] = 2
     labels[0] = 0
-    inner = np.zeros(labels.shape, bool)
-    inner[3:8, 4:9] = True
-    inner[4:7, 5:8] = False
-    np.testing.assert_array_equal(boundaries(labels), inner)
+    expected = np.zeros(labels.shape, bool)
+    expected[3:8, 4:9] = True
+    expected[4:7, 5:8] = False
+    np.testing.assert_array_equal(boundaries(labels), expected)
     thick = boundaries(labels, 2)
-    inner[4:7, 5:8] = True
-    inner[5, 6] = False
-    np.testing.assert_array_equal(thick, inner)
+    expected[4:7, 5:8] = True
+    expected[5, 6] = False
+    np.testing.assert_array_equal(thick, expected)
 
 
-def test_overlay_refusals():
+def test_invalid_overlay_arguments_raise():
     image, labels = np.zeros((4, 5)), np.ones((4, 5), int)
     with pytest.raises(ShapeError, match=r"image has shape \(4, 5\), but the labels have \(5, 4\)"):
         overlay(image, labels.T, ["a"])
@@ -423,7 +423,7 @@ def test_overlay_refusals():
         overlay(image, labels, ["a"], alpha=1.5)
 
 
-def test_uncertainty_image():
+def test_uncertainty_image_maps_unit_range_to_grey_levels():
     unc = np.array([[0, 0.5, 1], [np.nan, 0.2, 1 + 1e-7]])
     np.testing.assert_array_equal(uncertainty_image(unc), [[0, 128, 255], [0, 51, 255]])
     with pytest.raises(InputError, match=r"uncertainty must be in \[0, 1\], got 0 to 1.5"):

@@ -1,4 +1,4 @@
-"""Every dataclass of options in the package refuses values of the wrong kind, in one sentence."""
+"""Every dataclass of options raises a one-line error for values of the wrong type."""
 
 import dataclasses
 import importlib
@@ -45,25 +45,25 @@ def option_classes():
     ]
     for module in modules:
         importlib.import_module(".".join(module.parts))
-    classes, rest = list(CONFIGS), list(Options.__subclasses__())
-    while rest:
-        cls = rest.pop()
-        rest += cls.__subclasses__()
+    classes, pending = list(CONFIGS), list(Options.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
         classes.append(cls)
     return sorted({c for c in classes if c.__module__.startswith("vispe.")}, key=lambda c: c.__name__)
 
 
-def parts(annotation):
+def union_members(annotation):
     """Return the members of a union, or the annotation."""
     nested = (
         get_args(annotation) if get_origin(annotation) not in (Annotated, Literal, list, tuple, dict) else ()
     )
-    return [leaf for part in nested for leaf in parts(part)] if nested else [annotation]
+    return [leaf for member in nested for leaf in union_members(member)] if nested else [annotation]
 
 
-def wrong_values(annotation):
-    """Return values that an annotation must refuse."""
-    members = parts(annotation)
+def invalid_values(annotation):
+    """Return values that are invalid for an annotation."""
+    members = union_members(annotation)
     kinds = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members]
     texts = any(k is str or k is Path or get_origin(k) is Literal for k in kinds)
     values: list[Any] = []
@@ -92,11 +92,11 @@ CASES = [
         {k: v for base in cls.__mro__[::-1] for k, v in inspect.get_annotations(base, eval_str=True).items()}
     ]
     for field in dataclasses.fields(cls)
-    for value in wrong_values(notes[field.name])
+    for value in invalid_values(notes[field.name])
 ]
 
 
-def test_classes_are_found():
+def test_option_classes_are_discovered():
     classes = {cls.__name__ for cls in option_classes()}
     assert {
         "Augment",
@@ -116,13 +116,13 @@ def test_classes_are_found():
     assert fields - checked == objects | {("Request", "storage_options"), ("Request", "watch")}
 
 
-def test_every_field_refuses_values_of_the_wrong_kind():
+def test_every_field_raises_for_values_of_the_wrong_type():
     accepted = []
     for cls, name, value in CASES:
         try:
-            made = cls(**{**REQUIRED.get(cls.__name__, {}), name: value})
+            options = cls(**{**REQUIRED.get(cls.__name__, {}), name: value})
             if cls in CONFIGS:
-                check_options(made)
+                check_options(options)
         except OptionError as error:
             text = str(error)
             assert name in text, text
@@ -133,7 +133,7 @@ def test_every_field_refuses_values_of_the_wrong_kind():
     assert not accepted
 
 
-def test_an_unknown_name_is_refused_with_the_closest_one():
+def test_unknown_names_raise_with_a_suggestion():
     with pytest.raises(
         OptionError,
         match=r"^Augment: place_teacher must be one of none, best, got 'bst'\. Did you mean 'best'\?",

@@ -1,4 +1,4 @@
-"""Options that are checked by their annotations, whoever holds them."""
+"""Validation of options by their annotations, in dataclasses, functions and encodings."""
 
 import inspect
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from vispe.utils.options import (
     checked,
 )
 
-ACCEPTED = [
+VALID = [
     (PositiveInt, 3, 3),
     (PositiveInt, np.int64(3), 3),
     (NonNegativeInt, 0, 0),
@@ -51,7 +51,7 @@ ACCEPTED = [
     (object, 3, 3),
 ]
 
-REFUSED = [
+INVALID = [
     (PositiveInt, 0, "x needs an integer above 0, got x=0"),
     (PositiveInt, 10**400, f"x needs an integer above 0, got x={10**400}"),
     (Seed, 1 << 32, "x needs an integer from 0 to 4294967295, got x=4294967296"),
@@ -81,20 +81,20 @@ REFUSED = [
 ]
 
 
-@cases(("annotation", "arguments", "expected"), ACCEPTED)
-def test_values_are_read(annotation, arguments, expected):
+@cases(("annotation", "arguments", "expected"), VALID)
+def test_valid_values_are_converted(annotation, arguments, expected):
     value = read_option("x", arguments, annotation)
     assert value == expected
     assert type(value) is type(expected)
 
 
-@cases(("annotation", "arguments", "message"), REFUSED)
-def test_other_values_are_refused(annotation, arguments, message):
+@cases(("annotation", "arguments", "message"), INVALID)
+def test_invalid_values_raise(annotation, arguments, message):
     with pytest.raises(OptionError, match=rf"^{message}"):
         read_option("x", arguments, annotation)
 
 
-def test_the_fields_of_a_dataclass():
+def test_fields_of_a_dataclass_are_validated():
     @dataclass(frozen=True)
     class Ring:
         name: ClassVar[str] = "ring"
@@ -108,7 +108,7 @@ def test_the_fields_of_a_dataclass():
         check_options(Ring(0), ("radius", "centre"))
 
 
-def test_the_arguments_of_a_function():
+def test_arguments_of_a_function_are_validated():
     @checked
     def spiral(turns: PositiveInt, *, pitch: PositiveFloat = 2):
         """Return both."""
@@ -136,20 +136,20 @@ class Child(Base):
     learned: ClassVar[bool] = True
 
 
-class Own(Child):
+class CustomConstructor(Child):
     def __init__(self, *, dim: int) -> None:
         super().__init__(dim=dim, scale=3)
 
 
 class Plain(vispe.Encoding):
-    weight: Any  # no option: the constructor is its own
+    weight: Any  # not an option: the class defines its own constructor
 
     def __init__(self, *, gain: float = 1.0) -> None:
         super().__init__()
         self.gain = gain
 
 
-def test_options_of_encodings():
+def test_options_of_encodings_are_constructor_arguments():
     options = {p.name: p.default for p in inspect.signature(Child).parameters.values()}
     assert list(options) == ["dim", "axes", "scale", "base"]
     assert options["base"] == 100.0
@@ -162,7 +162,11 @@ def test_options_of_encodings():
         Child()
 
 
-def test_a_constructor_of_its_own():
-    assert list(inspect.signature(Own).parameters) == ["dim"]
-    assert (Own(dim=4).dim, Own(dim=4).scale, Own(dim=4).base) == (4, 3.0, 100.0)
+def test_encodings_with_their_own_constructor():
+    assert list(inspect.signature(CustomConstructor).parameters) == ["dim"]
+    assert (CustomConstructor(dim=4).dim, CustomConstructor(dim=4).scale, CustomConstructor(dim=4).base) == (
+        4,
+        3.0,
+        100.0,
+    )
     assert Plain(gain=2.0).config == {"name": "", "gain": 2.0}

@@ -1,4 +1,4 @@
-"""Shapes without coordinates are skipped with a note, in every format; a file of nothing else is refused."""
+"""Empty geometries in GeoJSON, COCO and ImageJ files: skipped with a note; a file with only empty ones raises."""
 
 import json
 
@@ -48,7 +48,7 @@ EMPTY = [
 
 
 @cases("geometry", EMPTY, ids=str)
-def test_empty_geometries(tmp_path, geometry):
+def test_empty_geojson_geometries_are_skipped_with_a_note(tmp_path, geometry):
     path = geojson(tmp_path, [FULL[0], feature(geometry), FULL[1]])
     actual = read_labels(path, (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
@@ -71,21 +71,21 @@ def test_empty_geometries(tmp_path, geometry):
     ],
     ids=lambda value: value["type"],
 )
-def test_empty_parts_of_a_geometry(tmp_path, geometry):
+def test_empty_parts_of_a_geojson_geometry_are_skipped(tmp_path, geometry):
     actual = read_labels(geojson(tmp_path, [FULL[0], feature(geometry)]), (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
 
 
 @cases("segmentation", [[], [[]], [[], []]], ids=str)
-def test_empty_segmentations_of_coco(tmp_path, segmentation):
-    drawn = [[np.ravel(ring(*box)[:-1]).tolist()] for box in BOXES.values()]
-    drawn[1].append([])
+def test_empty_coco_segmentations_are_skipped_with_a_note(tmp_path, segmentation):
+    segmentations = [[np.ravel(ring(*box)[:-1]).tolist()] for box in BOXES.values()]
+    segmentations[1].append([])
     content = {
         "images": [{"id": 1, "file_name": "a.png", "height": H, "width": W}],
         "categories": [{"id": k, "name": name} for k, name in enumerate(BOXES)],
         "annotations": [
             {"id": n, "image_id": 1, "category_id": k, "segmentation": each}
-            for n, (k, each) in enumerate([(0, drawn[0]), (1, segmentation), (1, drawn[1])])
+            for n, (k, each) in enumerate([(0, segmentations[0]), (1, segmentation), (1, segmentations[1])])
         ],
     }
     (tmp_path / "a.json").write_text(json.dumps(content))
@@ -94,16 +94,16 @@ def test_empty_segmentations_of_coco(tmp_path, segmentation):
     assert "a.json: skipped 1 shape with an empty geometry." in actual.notes
 
 
-def test_empty_regions_of_imagej(tmp_path):
+def test_empty_imagej_rois_are_skipped_with_a_note(tmp_path):
     roifile = pytest.importorskip("roifile")
-    regions = []
+    rois = []
     for name, box in (*BOXES.items(), ("ob-2", None)):
-        made = (
+        roi = (
             roifile.ImagejRoi.frompoints(np.array(ring(*box)[:-1]), name=name) if box else roifile.ImagejRoi()
         )
-        made.roitype, made.name = roifile.ROI_TYPE.POLYGON, name
-        regions.append(made)
-    roifile.roiwrite(tmp_path / "a_RoiSet.zip", regions)
+        roi.roitype, roi.name = roifile.ROI_TYPE.POLYGON, name
+        rois.append(roi)
+    roifile.roiwrite(tmp_path / "a_RoiSet.zip", rois)
     actual = read_labels(tmp_path / "a_RoiSet.zip", (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
     assert "a_RoiSet.zip: skipped 1 shape with an empty geometry." in actual.notes

@@ -1,4 +1,4 @@
-"""GeoJSON, regions of ImageJ and COCO as labels and truth: pixels, classes, overlaps and every refusal."""
+"""GeoJSON, ImageJ ROI and COCO files as labels and ground truth: pixels, classes, overlaps and errors."""
 
 import json
 import zipfile
@@ -21,14 +21,14 @@ roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ
 H, W = 20, 30
 
 
-def feature(kind, coordinates, name=None, color=None, **more):
-    """A feature as QuPath 0.5 writes it."""
-    passed = {} if name is None else {"classification": {"name": name, "color": color or [1, 2, 3]}}
+def feature(kind, coordinates, name=None, color=None, **extra):
+    """Return a GeoJSON feature in the format of QuPath 0.5."""
+    classification = {} if name is None else {"classification": {"name": name, "color": color or [1, 2, 3]}}
     return {
         "type": "Feature",
         "id": "3b1c9b2e-4a55-4f6f-9f66-6f2f2ce0d3a1",
-        "geometry": {"type": kind, "coordinates": coordinates} | more,
-        "properties": {"objectType": "annotation"} | passed,
+        "geometry": {"type": kind, "coordinates": coordinates} | extra,
+        "properties": {"objectType": "annotation"} | classification,
     }
 
 
@@ -45,14 +45,14 @@ PORE = feature("Polygon", [box(0, 0, 4, 4)], "pore", [255, 0, 0])
 GRAIN = feature("Polygon", [box(10, 10, 30, 20)], "grain", [0, 0, 255])
 
 
-def blocks(*passed):
+def blocks(*regions):
     out = np.zeros((1, H, W), np.int32)
-    for value, rows, columns in passed:
+    for value, rows, columns in regions:
         out[0, rows, columns] = value
     return out
 
 
-def test_qupath_polygons_holes_lines_and_points(tmp_path):
+def test_qupath_polygons_holes_lines_and_points_are_rasterized(tmp_path):
     path = geojson(
         tmp_path / "a.geojson",
         feature("Polygon", [box(0, 0, 8, 6), box(2, 1, 5, 4)], "pore", [255, 0, 0]),
@@ -82,7 +82,7 @@ def test_qupath_polygons_holes_lines_and_points(tmp_path):
 
 
 @cases("name", ["a.geojson", "a.json"])
-def test_a_bare_list_old_colours_derived_classes_and_collections(tmp_path, name):
+def test_geojson_feature_lists_legacy_colours_and_derived_classes(tmp_path, name):
     old = feature("Polygon", [box(0, 0, 4, 4)])
     old["properties"]["classification"] = {"name": "Tumor", "colorRGB": -3670016}  # alpha 255, red 200
     derived = feature(
@@ -99,13 +99,13 @@ def test_a_bare_list_old_colours_derived_classes_and_collections(tmp_path, name)
     )
 
 
-def test_classes_of_the_user_define_the_order_and_are_checked(tmp_path):
+def test_classes_argument_sets_the_order_and_unknown_names_raise(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
     actual = read_labels(path, (1, H, W), classes=["pore", "grain", "crack"])
     np.testing.assert_array_equal(
         actual.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:]))
     )
-    assert actual.colors is None  # crack has none
+    assert actual.colors is None  # crack has no colour
     assert "class 'crack' has no labelled pixels" in actual.notes[0]
     with pytest.raises(
         InputError, match=r"feature 0: the class must be one of pores, grain, got 'pore'.*'pores'"
@@ -114,7 +114,7 @@ def test_classes_of_the_user_define_the_order_and_are_checked(tmp_path):
 
 
 @cases("rotated", [False, True])
-def test_the_smaller_shape_counts_whatever_the_order(tmp_path, rotated):
+def test_the_smaller_of_overlapping_shapes_wins_in_any_order(tmp_path, rotated):
     large = feature("Polygon", [box(0, 0, 20, 20)], "a matrix")
     small, line = (
         feature("Polygon", [box(5, 5, 9, 9)], "pore"),
@@ -131,9 +131,9 @@ def test_the_smaller_shape_counts_whatever_the_order(tmp_path, rotated):
     )
 
 
-def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_path):
-    other = feature("Polygon", [box(0, 0, 30, 20)], "Ignore*")
-    path = geojson(tmp_path / "a.geojson", PORE, GRAIN, feature("Point", [5, 5]), other)
+def test_unclassified_and_ignored_shapes_are_skipped_with_a_note(tmp_path):
+    ignored = feature("Polygon", [box(0, 0, 30, 20)], "Ignore*")
+    path = geojson(tmp_path / "a.geojson", PORE, GRAIN, feature("Point", [5, 5]), ignored)
     notes = read_labels(path, (1, H, W)).notes
     assert "a.geojson: skipped 1 shape of the class Ignore*, which QuPath ignores." in notes
     assert "a.geojson: skipped 1 shape without a class." in notes
@@ -141,7 +141,7 @@ def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_pa
         read_labels(geojson(path, feature("Point", [5, 5])), (1, H, W))
 
 
-def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(tmp_path):
+def test_shapes_are_clipped_at_the_border_and_raise_outside_the_image(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, feature("Polygon", [box(-5, 15, 3.4, 99)], "grain"))
     actual = read_labels(path, (1, H, W))
     np.testing.assert_array_equal(
@@ -155,7 +155,7 @@ def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(t
         read_labels(path, (1, H, W))
 
 
-def test_slices_and_times_are_pages(tmp_path):
+def test_qupath_planes_select_pages(tmp_path):
     planes = [{"c": -1, "z": 2, "t": 0}, {"c": -1, "z": 0, "t": 1}]
     shapes = [feature("Polygon", [box(0, 0, 4, 4)], n, plane=p) for n, p in zip("ab", planes, strict=True)]
     actual = read_labels(geojson(tmp_path / "a.geojson", *shapes), (3, H, W)).values
@@ -173,7 +173,7 @@ def test_slices_and_times_are_pages(tmp_path):
 
 @cases("axes", ["TZ", "ZT"])
 @cases("kind", ["geojson", "zip"])
-def test_slice_and_time_select_the_page_of_a_series_of_volumes(tmp_path, axes, kind):
+def test_z_and_t_positions_select_the_page_of_a_4d_stack(tmp_path, axes, kind):
     pytest.importorskip("zarr", reason="needs the extra vispe[big]")
     lengths = {"Z": 4, "T": 3}
     array = np.zeros((*(lengths[a] for a in axes), H, W), np.uint8)
@@ -200,8 +200,8 @@ def test_slice_and_time_select_the_page_of_a_series_of_volumes(tmp_path, axes, k
         == stored_frame(tmp_path / "a.tif")
         == replace(open_image(tmp_path / "a.tif").frame, applied=True)
     )
-    some = read_image(tmp_path / "a.tif", z="2:7")
-    assert some.frame.planes == image.frame.planes[2:7]
+    subset = read_image(tmp_path / "a.tif", z="2:7")
+    assert subset.frame.planes == image.frame.planes[2:7]
     with pytest.raises(
         InputError, match=r"must be those of one page of the image, got slice 2 of time 0, which 0 p"
     ):
@@ -209,7 +209,7 @@ def test_slice_and_time_select_the_page_of_a_series_of_volumes(tmp_path, axes, k
 
 
 @cases("kind", ["plane", "position"])
-def test_slices_count_in_the_file_also_if_pages_are_selected(tmp_path, kind):
+def test_slice_numbers_refer_to_the_file_if_z_selects_pages(tmp_path, kind):
     metadata = {"axes": "ZYX"}
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((6, H, W), np.uint8), ome=True, metadata=metadata)
     if kind == "plane":
@@ -222,9 +222,9 @@ def test_slices_count_in_the_file_also_if_pages_are_selected(tmp_path, kind):
     assert image.frame == stored_frame(tmp_path / "a.tif", z="2:5")
     actual = read_labels(path, image.pages.shape[:3], frame=image.frame).values
     assert [page.max() for page in actual] == [0, 1, 2]
-    other = read_image(tmp_path / "a.tif", z=3).frame
+    frame = read_image(tmp_path / "a.tif", z=3).frame
     with pytest.raises(InputError, match=r"in the file of the image\) must be selected by `z`, got 4"):
-        read_labels(path, (1, H, W), frame=other)
+        read_labels(path, (1, H, W), frame=frame)
 
 
 @cases(
@@ -239,51 +239,51 @@ def test_slices_count_in_the_file_also_if_pages_are_selected(tmp_path, kind):
         (feature("Point", None, "a"), "pairs of numbers"),
     ],
 )
-def test_damaged_geojson_is_refused_in_one_sentence(tmp_path, bad, text):
+def test_invalid_geojson_raises_a_one_line_error(tmp_path, bad, text):
     with pytest.raises(InputError, match=text) as caught:
         read_labels(geojson(tmp_path / "a.geojson", bad), (1, H, W))
     assert "\n" not in str(caught.value)
 
 
-def test_other_json_under_the_name_of_geojson_is_refused(tmp_path):
+def test_json_without_features_in_a_geojson_file_raises(tmp_path):
     path = tmp_path / "a.geojson"
     path.write_text('{"type": "Topology"}')
     with pytest.raises(InputError, match="has no GeoJSON features"):
         read_labels(path, (1, H, W))
 
 
-def test_shapes_cannot_label_every_pixel_nor_be_mixed_with_numbers(tmp_path):
+def test_shapes_with_dense_or_with_class_numbers_raise(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
     with pytest.raises(OptionError, match="Omit `dense`"):
         read_labels(path, (1, H, W), dense=True)
     numbers = tmp_path / "b.json"
     numbers.write_text(json.dumps([{"class": 1, "points": [[1, 1]]}]))
-    both = [path, numbers], [(1, H, W)] * 2
+    arguments = [path, numbers], [(1, H, W)] * 2
     with pytest.raises(InputError, match=r"has class names and .* has class numbers. Set `classes`"):
-        read_label_set(*both)
-    first, second = read_label_set(*both, classes=["pore", "grain"])
+        read_label_set(*arguments)
+    first, second = read_label_set(*arguments, classes=["pore", "grain"])
     assert (first.values[0, 0, 0], second.values[0, 1, 1]) == (1, 1)
 
 
-def test_one_numbering_for_several_files(tmp_path):
+def test_class_numbers_are_shared_across_files(tmp_path):
     paths = [geojson(tmp_path / "a.geojson", PORE), geojson(tmp_path / "b.geojson", GRAIN)]
     first, second = read_label_set(paths, [(1, H, W)] * 2)
     assert first.names == second.names == ("grain", "pore")
     assert (first.values.max(), second.values.max()) == (2, 1)
 
 
-def roi(kind, points=None, name="a", box=None, **facts):
+def roi(kind, points=None, name="a", box=None, **attributes):
     region = roifile.ImagejRoi.frompoints(points, name=name) if points is not None else roifile.ImagejRoi()
     region.roitype, region.name = roifile.ROI_TYPE[kind], name
     if box:
         region.left, region.top, region.right, region.bottom = box
-    for key, value in facts.items():
+    for key, value in attributes.items():
         setattr(region, key, value)
     return region
 
 
-def painted(tmp_path, regions, shape=(1, H, W)):
-    """The pixels of one region alongside a point in the last corner."""
+def roi_mask(tmp_path, regions, shape=(1, H, W)):
+    """Return the mask of one ROI, read from a file that also contains a point in the last pixel."""
     path = tmp_path / "a_RoiSet.zip"
     path.unlink(missing_ok=True)
     roifile.roiwrite(path, [regions, roi("POINT", np.array([[W - 1, H - 1]]), "zz")])
@@ -298,72 +298,77 @@ def mask(rows, columns):
     return out
 
 
-def test_rectangles_polygons_and_freehand_of_imagej(tmp_path):
+def test_imagej_rectangles_polygons_and_freehand_rois(tmp_path):
     np.testing.assert_array_equal(
-        painted(tmp_path, roi("RECT", box=(2, 3, 9, 8))), mask(np.s_[3:8], np.s_[2:9])
+        roi_mask(tmp_path, roi("RECT", box=(2, 3, 9, 8))), mask(np.s_[3:8], np.s_[2:9])
     )
     corners = np.array([[2, 3], [9, 3], [9, 8], [2, 8]])
     for kind in ("POLYGON", "FREEHAND", "TRACED"):
-        np.testing.assert_array_equal(painted(tmp_path, roi(kind, corners)), mask(np.s_[3:8], np.s_[2:9]))
-    fine = roi("POLYGON", corners.astype(np.float32) + 0.6)  # between pixels: centres from 3.5 on are inside
-    np.testing.assert_array_equal(painted(tmp_path, fine), mask(np.s_[4:9], np.s_[3:10]))
+        np.testing.assert_array_equal(roi_mask(tmp_path, roi(kind, corners)), mask(np.s_[3:8], np.s_[2:9]))
+    # between pixels: centres from 3.5 on are inside
+    subpixel = roi("POLYGON", corners.astype(np.float32) + 0.6)
+    np.testing.assert_array_equal(roi_mask(tmp_path, subpixel), mask(np.s_[4:9], np.s_[3:10]))
 
 
-def test_ovals_of_imagej(tmp_path):
+def test_imagej_ovals_and_ellipses(tmp_path):
     y, x = np.mgrid[:H, :W] + 0.5
-    actual = painted(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
+    actual = roi_mask(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
     np.testing.assert_array_equal(actual, ((x - 10.5) / 6.5) ** 2 + ((y - 5.5) / 3.5) ** 2 < 1)
     ends = {"x1": 4.0, "y1": 4.0, "x2": 14.0, "y2": 14.0}
     region = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ELLIPSE, **ends)
-    half = np.frombuffer(np.array(0.5, ">f4").tobytes(), ">u1,>u1,>i2")[0]  # short axis by long one
-    region.arrow_style_or_aspect_ratio, region.arrow_head_size, region.rounded_rect_arc_size = map(int, half)
-    actual = painted(tmp_path, region)
+    # aspect ratio: minor by major axis
+    aspect_ratio = np.frombuffer(np.array(0.5, ">f4").tobytes(), ">u1,>u1,>i2")[0]
+    region.arrow_style_or_aspect_ratio, region.arrow_head_size, region.rounded_rect_arc_size = map(
+        int, aspect_ratio
+    )
+    actual = roi_mask(tmp_path, region)
     along, across = (x + y - 18) / np.sqrt(2), (y - x) / np.sqrt(2)
     radius = (along / np.sqrt(50)) ** 2 + (across / np.sqrt(12.5)) ** 2
-    sure = abs(radius - 1) > 0.01  # the outline is a polygon of 720 corners
-    np.testing.assert_array_equal(actual[sure], (radius < 1)[sure])
+    unambiguous = abs(radius - 1) > 0.01  # the outline is a polygon of 720 corners
+    np.testing.assert_array_equal(actual[unambiguous], (radius < 1)[unambiguous])
 
 
-def test_rotated_rectangles_of_imagej(tmp_path):
+def test_imagej_rotated_rectangles(tmp_path):
     ends = {"x1": 5.0, "y1": 10.0, "x2": 15.0, "y2": 10.0}
     region = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ROTATED_RECT, **ends)
     width = np.frombuffer(np.array(6, ">f4").tobytes(), ">u1,>u1,>i2")[0]
     region.arrow_style_or_aspect_ratio, region.arrow_head_size, region.rounded_rect_arc_size = map(int, width)
-    np.testing.assert_array_equal(painted(tmp_path, region), mask(np.s_[7:13], np.s_[5:15]))
+    np.testing.assert_array_equal(roi_mask(tmp_path, region), mask(np.s_[7:13], np.s_[5:15]))
 
 
-def test_lines_and_points_of_imagej_count_from_the_centres_of_pixels(tmp_path):
+def test_imagej_lines_and_points_use_pixel_centre_coordinates(tmp_path):
     points = np.array([[3, 4], [8, 4], [8, 9]])
     line = mask(np.s_[4], np.s_[3:9]) | mask(np.s_[4:10], np.s_[8])
-    np.testing.assert_array_equal(painted(tmp_path, roi("POLYLINE", points)), line)
-    np.testing.assert_array_equal(painted(tmp_path, roi("FREELINE", points)), line)
-    wide = painted(tmp_path, roi("POLYLINE", points[:2], stroke_width=3))
-    np.testing.assert_array_equal(wide, mask(np.s_[3:6], np.s_[2:10]))  # the pen of 3 pixels is 3 x 3
-    np.testing.assert_array_equal(painted(tmp_path, roi("POINT", points)), mask([4, 4, 9], [3, 8, 8]))
+    np.testing.assert_array_equal(roi_mask(tmp_path, roi("POLYLINE", points)), line)
+    np.testing.assert_array_equal(roi_mask(tmp_path, roi("FREELINE", points)), line)
+    wide = roi_mask(tmp_path, roi("POLYLINE", points[:2], stroke_width=3))
+    # a stroke width of 3 draws 3 x 3 pixels
+    np.testing.assert_array_equal(wide, mask(np.s_[3:6], np.s_[2:10]))
+    np.testing.assert_array_equal(roi_mask(tmp_path, roi("POINT", points)), mask([4, 4, 9], [3, 8, 8]))
     straight = roi("LINE", box=(0, 0, 0, 0), x1=3.0, y1=4.0, x2=8.0, y2=4.0)
-    np.testing.assert_array_equal(painted(tmp_path, straight), mask(np.s_[4], np.s_[3:9]))
+    np.testing.assert_array_equal(roi_mask(tmp_path, straight), mask(np.s_[4], np.s_[3:9]))
 
 
-def test_composites_of_imagej_have_holes(tmp_path):
+def test_imagej_composite_rois_have_holes(tmp_path):
     path = [0, 2, 2, 1, 12, 2, 1, 12, 10, 1, 2, 10, 4, 0, 4, 4, 1, 8, 4, 1, 8, 8, 1, 4, 8, 4]
     region = roi(
         "RECT", box=(2, 2, 12, 10), multi_coordinates=np.array(path, np.float32), shape_roi_size=len(path)
     )
     expected = mask(np.s_[2:10], np.s_[2:12]) & ~mask(np.s_[4:8], np.s_[4:8])
-    np.testing.assert_array_equal(painted(tmp_path, region), expected)
+    np.testing.assert_array_equal(roi_mask(tmp_path, region), expected)
 
 
-def test_positions_of_imagej_are_pages_from_one(tmp_path):
-    actual = painted(tmp_path, roi("RECT", box=(2, 3, 9, 8), position=0), (1, H, W))
+def test_imagej_positions_are_one_based_pages(tmp_path):
+    actual = roi_mask(tmp_path, roi("RECT", box=(2, 3, 9, 8), position=0), (1, H, W))
     assert actual.any()
     path = tmp_path / "b.zip"
     positions = [{"position": 2}, {"c_position": 1, "z_position": 3, "t_position": 1}]
-    region = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", positions, strict=True)]
-    roifile.roiwrite(path, region)
+    regions = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", positions, strict=True)]
+    roifile.roiwrite(path, regions)
     assert [np.unique(page).tolist() for page in read_labels(path, (3, H, W)).values] == [[0], [0, 1], [0, 2]]
 
 
-def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
+def test_the_class_of_an_imagej_roi_is_its_group_or_name(tmp_path):
     path = tmp_path / "RoiSet.zip"
     named = [
         roi("RECT", None, n, (i, 0, i + 1, 5))
@@ -380,7 +385,7 @@ def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
     actual = read_labels(path, (1, H, W))
     assert actual.names == ("class 1", "class 3")
     assert actual.values[0, 0, :3].tolist() == [2, 1, 2]
-    actual = read_labels(path, (1, H, W), classes=["a", "b", "c"])  # with names, group g is the g-th
+    actual = read_labels(path, (1, H, W), classes=["a", "b", "c"])  # group g is the g-th of `classes`
     assert actual.values[0, 0, :3].tolist() == [3, 1, 3]
     assert [roi_class(n) for n in ("phase 2", "0001-0012-0345-1", " x-9 ", "", "-3")] == [
         "phase 2",
@@ -394,12 +399,12 @@ def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
 def test_a_single_roi_file_is_read(tmp_path):
     one, two = tmp_path / "a.roi", tmp_path / "b.roi"
     roi("RECT", None, "pore", (0, 0, 3, 3)).tofile(one)
-    roi("RECT", None, "", (0, 0, 3, 3)).tofile(two)  # no name inside: that of the file counts
+    roi("RECT", None, "", (0, 0, 3, 3)).tofile(two)  # without a name, the file name is used
     actual = read_label_set([one, two], [(1, H, W)] * 2)
     assert actual[0].names == ("b", "pore")
 
 
-def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
+def test_unsupported_rois_and_invalid_roi_files_raise(tmp_path):
     path = tmp_path / "a.roi"
     for region, text in [
         (roi("ANGLE", np.array([[1, 1], [5, 5], [9, 1]])), "regions of the kind angle"),
@@ -434,7 +439,7 @@ def coco(path, annotations, images=({"id": 7, "file_name": "set/a.png", "height"
     return path
 
 
-def note(category, segmentation, image=7):
+def coco_annotation(category, segmentation, image=7):
     return {"id": 1, "image_id": image, "category_id": category, "segmentation": segmentation, "iscrowd": 0}
 
 
@@ -442,9 +447,12 @@ def note(category, segmentation, image=7):
 COMPRESSED = "[672;;" + "EE;;" * 38 + "EE;`6"
 
 
-def test_coco_polygons_and_run_lengths(tmp_path):
+def test_coco_polygons_and_rle_masks(tmp_path):
     counts = [2 * H, 3, H * (W - 2) - 3]  # the first three pixels of column 2
-    annotations = [note(5, [[10, 10, 30, 10, 30, 20, 10, 20]]), note(9, {"size": [H, W], "counts": counts})]
+    annotations = [
+        coco_annotation(5, [[10, 10, 30, 10, 30, 20, 10, 20]]),
+        coco_annotation(9, {"size": [H, W], "counts": counts}),
+    ]
     actual = read_labels(coco(tmp_path / "a.json", annotations), (1, H, W))
     assert actual.names == ("grain", "pore")
     np.testing.assert_array_equal(
@@ -453,7 +461,10 @@ def test_coco_polygons_and_run_lengths(tmp_path):
     images = [{"id": 7, "file_name": "b.png"}]
     path = coco(
         tmp_path / "b.json",
-        [note(5, {"size": [40, 50], "counts": COMPRESSED}), note(9, [[0, 0, 1, 0, 1, 1]])],
+        [
+            coco_annotation(5, {"size": [40, 50], "counts": COMPRESSED}),
+            coco_annotation(9, [[0, 0, 1, 0, 1, 1]]),
+        ],
         images,
     )
     expected = np.zeros((40, 50), bool)
@@ -462,12 +473,12 @@ def test_coco_polygons_and_run_lengths(tmp_path):
     np.testing.assert_array_equal(read_labels(path, (1, 40, 50)).values[0] == 2, expected)
 
 
-def test_coco_files_hold_several_images_by_name(tmp_path):
+def test_coco_images_are_selected_by_file_name(tmp_path):
     images = [
         {"id": i, "file_name": f"set\\{n}", "height": H, "width": W} for i, n in enumerate(["a.png", "b.png"])
     ]
     square = [[0, 0, 2, 0, 2, 2, 0, 2]]
-    path = coco(tmp_path / "all.json", [note(5, square, 0), note(9, square, 1)], images)
+    path = coco(tmp_path / "all.json", [coco_annotation(5, square, 0), coco_annotation(9, square, 1)], images)
     actual = read_label_set([path, path], [(1, H, W)] * 2, images=["x/a.png", "y/b.tif"])
     assert [f.values.max() for f in actual] == [2, 1]
     with pytest.raises(InputError, match=r"has no image called c\.png. Its images: a\.png, b\.png"):
@@ -477,31 +488,31 @@ def test_coco_files_hold_several_images_by_name(tmp_path):
 @cases(
     ("annotation", "text"),
     [
-        (note(6, [[0, 0, 2, 0, 2, 2]]), "unknown category, got category_id=6"),
-        (note(5, [[0, 0, 2, 0, 2]]), "no polygons or run lengths as segmentation"),
+        (coco_annotation(6, [[0, 0, 2, 0, 2, 2]]), "unknown category, got category_id=6"),
+        (coco_annotation(5, [[0, 0, 2, 0, 2]]), "no polygons or run lengths as segmentation"),
         (
             {"id": 1, "image_id": 7, "category_id": 5, "bbox": [0, 0, 2, 2]},
             "a bounding box does not define pixels",
         ),
-        (note(5, {"size": [H, W], "counts": [5, 5]}), "do not sum to 20 x 30"),
+        (coco_annotation(5, {"size": [H, W], "counts": [5, 5]}), "do not sum to 20 x 30"),
         (
-            note(5, {"size": [W, H], "counts": [600]}),
+            coco_annotation(5, {"size": [W, H], "counts": [600]}),
             r"must have the size of the image, \[20, 30\], got \[30, 20\]",
         ),
-        (note(5, {"size": [H, W], "counts": "é"}), "invalid character"),
+        (coco_annotation(5, {"size": [H, W], "counts": "é"}), "invalid character"),
     ],
 )
-def test_damaged_coco_is_refused_in_one_sentence(tmp_path, annotation, text):
+def test_invalid_coco_annotations_raise(tmp_path, annotation, text):
     with pytest.raises(InputError, match=text):
         read_labels(coco(tmp_path / "a.json", [annotation]), (1, H, W))
 
 
-def test_coco_of_another_size_is_refused(tmp_path):
+def test_coco_with_a_different_image_size_raises(tmp_path):
     with pytest.raises(InputError, match=r"a\.png must have the size of the image, 30 x 20 .*, got 20 x 30"):
-        read_labels(coco(tmp_path / "a.json", [note(5, [[0, 0, 2, 0, 2, 2]])]), (1, W, H))
+        read_labels(coco(tmp_path / "a.json", [coco_annotation(5, [[0, 0, 2, 0, 2, 2]])]), (1, W, H))
 
 
-def test_truth_is_matched_by_the_names_of_classes(tmp_path):
+def test_ground_truth_classes_are_matched_by_name(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
     notes = []
     actual = read_truth(path, (1, H, W), names=["pore", "grain"], note=notes.append)
@@ -514,7 +525,7 @@ def test_truth_is_matched_by_the_names_of_classes(tmp_path):
         read_truth(path, (1, H, W), names=["pore", "matrix"])
 
 
-def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, monkeypatch):
+def test_shapes_with_an_excessive_total_area_raise(tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.images.annotations.coverage.MAX_COVERED_PIXELS", 100)
     squares = [feature("Polygon", [box(0, 0, 10, 10)], "ab"[k % 2]) for k in range(300)]
     path = geojson(tmp_path / "a.geojson", *squares)
@@ -529,13 +540,13 @@ def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, mo
     )
 
 
-def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
+def test_small_overlaps_in_a_large_image_are_counted(tmp_path):
     shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
     actual = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
     assert any("2 pixels of a.geojson are covered by shapes of different classes" in n for n in actual.notes)
 
 
-def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):
+def test_damage_that_roifile_only_logs_raises_a_one_line_error(tmp_path, caplog, capfd):
     import roifile
 
     roi = roifile.ImagejRoi.frompoints([[1, 1], [9, 1], [9, 9]], name="pore")

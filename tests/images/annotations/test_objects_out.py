@@ -1,4 +1,4 @@
-"""Objects out and in again: every kind of file gives the same map, with holes, corners and borders."""
+"""Round trip of object files (GeoJSON, ImageJ ROI, COCO): the same instance map, with holes, corners and borders."""
 
 import json
 import zipfile
@@ -23,7 +23,7 @@ def random_map(seed):
 
 
 @cases("seed", range(25))
-def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
+def test_round_trip_of_instance_maps_is_exact(tmp_path, seed):
     instances, classes = random_map(seed)
     h, w = instances.shape
     files = write_objects(tmp_path, "a", instances, classes, NAMES, COLORS)
@@ -33,35 +33,35 @@ def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
             continue  # a file without regions is refused
         shapes = read_shapes(path, (h, w))
         assert [s.name for s in shapes] == [NAMES[classes[n] - 1] for n in present]
-        back = np.zeros(h * w, int)
+        restored = np.zeros(h * w, int)
         for number, shape in zip(present, shapes, strict=True):
-            positions = shape.pixel_indices(h, w)
-            assert not back[positions].any()
-            back[positions] = number
+            indices = shape.pixel_indices(h, w)
+            assert not restored[indices].any()
+            restored[indices] = number
             left, top, right, bottom = shape.box()
             assert min(left, top) >= 0
             assert right <= w
             assert bottom <= h
-        np.testing.assert_array_equal(back.reshape(h, w), instances)
+        np.testing.assert_array_equal(restored.reshape(h, w), instances)
 
 
 @cases("kind", ["geojson", "rois", "coco"])
-def test_objects_are_labels_of_the_next_run(tmp_path, kind):
+def test_object_files_are_valid_label_files(tmp_path, kind):
     instances = np.array([[1, 1, 0, 2], [1, 0, 0, 2], [1, 1, 1, 0]])
     path = write_objects(tmp_path, "a", instances, [1, 2], NAMES, COLORS, [kind])[kind]
     actual = read_labels(path, (1, 3, 4), classes=NAMES)
     np.testing.assert_array_equal(actual.values[0], instances)
 
 
-def test_what_qupath_reads(tmp_path):
+def test_geojson_output_has_the_qupath_format(tmp_path):
     instances = np.zeros((6, 7), np.uint16)
     instances[1:5, 1:6], instances[2:4, 2:4], instances[5, 0] = 3, 0, 3
     path = write_objects(tmp_path, "a", instances, [1, 1, 2], NAMES, COLORS, ["geojson"])["geojson"]
     (feature,) = json.loads(path.read_text())["features"]
     assert feature["geometry"]["type"] == "MultiPolygon"
-    single, holed = sorted(feature["geometry"]["coordinates"], key=len)
+    single, with_hole = sorted(feature["geometry"]["coordinates"], key=len)
     assert single == [[[0, 5], [1, 5], [1, 6], [0, 6], [0, 5]]]
-    assert [ring[0] == ring[-1] for ring in holed] == [True, True]
+    assert [ring[0] == ring[-1] for ring in with_hole] == [True, True]
     assert feature["properties"] == {
         "objectType": "detection",
         "name": "3",
@@ -71,7 +71,7 @@ def test_what_qupath_reads(tmp_path):
     assert json.loads(paths["geojson"].read_text())["features"][0]["id"] == feature["id"]
 
 
-def test_what_imagej_reads(tmp_path):
+def test_roi_output_has_the_imagej_format(tmp_path):
     instances = np.zeros((6, 70_000), np.uint32)
     instances[1:3, 1:5], instances[3:5, 5:7], instances[0, 69_990:] = 1, 1, 2
     instances[5, :3] = 3
@@ -91,32 +91,37 @@ def test_what_imagej_reads(tmp_path):
         )
 
 
-def test_what_coco_programs_read(tmp_path):
+def test_coco_output_has_rle_for_holes_and_polygons_otherwise(tmp_path):
     instances = np.array([[1, 1, 1, 2], [1, 0, 1, 0], [1, 1, 1, 2]])
     path = write_objects(tmp_path, "a", instances, [2, 1], NAMES, COLORS, ["coco"], image="a.tif")["coco"]
     actual = json.loads(path.read_text())
     assert actual["images"] == [{"id": 1, "file_name": "a.tif", "height": 3, "width": 4}]
     assert actual["categories"] == [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]
-    holed, parted = actual["annotations"]
-    assert holed["segmentation"] == {"counts": [0, 4, 1, 4, 3], "size": [3, 4]}
-    assert (holed["area"], holed["bbox"], holed["category_id"], holed["iscrowd"]) == (8, [0, 0, 3, 3], 2, 0)
-    assert parted["segmentation"] == [[3, 0, 4, 0, 4, 1, 3, 1], [3, 2, 4, 2, 4, 3, 3, 3]]
-    assert (parted["area"], parted["bbox"], parted["id"]) == (2, [3, 0, 1, 3], 2)
+    with_hole, multipart = actual["annotations"]
+    assert with_hole["segmentation"] == {"counts": [0, 4, 1, 4, 3], "size": [3, 4]}
+    assert (with_hole["area"], with_hole["bbox"], with_hole["category_id"], with_hole["iscrowd"]) == (
+        8,
+        [0, 0, 3, 3],
+        2,
+        0,
+    )
+    assert multipart["segmentation"] == [[3, 0, 4, 0, 4, 1, 3, 1], [3, 2, 4, 2, 4, 3, 3, 3]]
+    assert (multipart["area"], multipart["bbox"], multipart["id"]) == (2, [3, 0, 1, 3], 2)
 
 
-def test_names_that_no_file_can_have(tmp_path):
+def test_invalid_file_name_characters_of_classes_are_replaced(tmp_path):
     path = write_objects(tmp_path, "a", np.array([[1]]), [1], ["a/b:c 🔬"], [(0, 0, 0)], ["rois"])["rois"]
     assert zipfile.ZipFile(path).namelist() == ["a_b_c _-1.roi"]
     assert read_shapes(path, (1, 1))[0].name == "a/b:c _"
 
 
-def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path):
-    one = np.array([[1]])
+def test_nothing_is_written_if_one_of_the_files_exists(tmp_path):
+    instances = np.array([[1]])
     (tmp_path / "a_coco.json").write_text("mine")
     with pytest.raises(InputError, match=r"a_coco\.json exists"):
-        write_objects(tmp_path, "a", one, [1], NAMES, COLORS)
+        write_objects(tmp_path, "a", instances, [1], NAMES, COLORS)
     assert [p.name for p in tmp_path.iterdir()] == ["a_coco.json"]
-    write_objects(tmp_path, "a", one, [1], NAMES, COLORS, force=True)
+    write_objects(tmp_path, "a", instances, [1], NAMES, COLORS, force=True)
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"a_coco.json", "a_objects.geojson", "a_RoiSet.zip"}
 
@@ -137,8 +142,13 @@ def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path)
         ({"instances": np.array([[-1]])}, InputError, "must be integers from 0"),
     ],
 )
-def test_bad_calls_write_nothing(tmp_path, change, error, text):
-    passed = {"instances": np.array([[1, 2]]), "classes": [1, 2], "names": NAMES, "colors": COLORS} | change
+def test_invalid_arguments_raise_and_write_nothing(tmp_path, change, error, text):
+    arguments = {
+        "instances": np.array([[1, 2]]),
+        "classes": [1, 2],
+        "names": NAMES,
+        "colors": COLORS,
+    } | change
     with pytest.raises(error, match=text):
-        write_objects(tmp_path, "a", **passed)
+        write_objects(tmp_path, "a", **arguments)
     assert not list(tmp_path.iterdir())

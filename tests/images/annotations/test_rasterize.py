@@ -1,4 +1,4 @@
-"""Polygons to pixels, against the point-in-polygon tests of matplotlib and scikit-image."""
+"""Polygon rasterization, against the point-in-polygon tests of matplotlib and scikit-image."""
 
 import numpy as np
 from matplotlib.path import Path as Outline
@@ -22,7 +22,7 @@ def centres(h, w):
 
 
 @cases("seed", range(20))
-def test_a_pixel_is_inside_when_its_centre_is(seed):
+def test_pixels_are_filled_if_their_centre_is_inside(seed):
     rng = np.random.default_rng(seed)
     h, w = rng.integers(1, 40, 2)
     angle = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 12)))  # a star: it does not cross itself
@@ -34,7 +34,7 @@ def test_a_pixel_is_inside_when_its_centre_is(seed):
     np.testing.assert_array_equal(actual, polygon2mask((h, w), ring[:, ::-1] - 0.5))
 
 
-def test_a_ring_inside_another_is_a_hole_and_repeated_corners_do_not_matter():
+def test_inner_rings_are_holes_and_repeated_vertices_are_ignored():
     outer, inner = (
         np.array([[0, 0], [9, 0], [9, 7], [0, 7], [0, 0]]),
         np.array([[2, 1], [2, 5], [6, 5], [6, 1]]),
@@ -45,20 +45,20 @@ def test_a_ring_inside_another_is_a_hole_and_repeated_corners_do_not_matter():
     np.testing.assert_array_equal(mask([outer, inner], 8, 11), expected)
 
 
-def test_areas_that_share_a_border_share_no_pixel_and_leave_none_out():
-    # borders run through centres on purpose
+def test_adjacent_polygons_partition_the_pixels():
+    # borders run through pixel centres
     h, w, middle = 9, 13, np.array([6.5, 4.5])
     frame = [np.array(p) for p in ([0, 0], [6.5, 0], [w, 0], [w, 4.5], [w, h], [6.5, h], [0, h], [0, 4.5])]
-    parts = [np.stack([middle, frame[i], frame[(i + 1) % 8]]) for i in range(8)]
-    np.testing.assert_array_equal(sum(mask([p], h, w).astype(int) for p in parts), np.ones((h, w), int))
+    triangles = [np.stack([middle, frame[i], frame[(i + 1) % 8]]) for i in range(8)]
+    np.testing.assert_array_equal(sum(mask([p], h, w).astype(int) for p in triangles), np.ones((h, w), int))
 
 
 @cases("shift", [(-6, 0), (0, -6), (7, 3), (-100, -100), (3, 100)])
-def test_what_lies_outside_is_left_away(shift):
+def test_polygons_are_clipped_to_the_image(shift):
     ring = np.array([[1.2, 0.3], [9.7, 2.2], [8.1, 9.6], [2.4, 7.7]]) + shift
     large = mask([ring + 200], 420, 420)[200:210, 200:212]
     np.testing.assert_array_equal(mask([ring], 10, 12), large)
 
 
-def test_a_sliver_between_centres_covers_nothing():
+def test_polygons_between_pixel_centres_fill_no_pixel():
     assert not mask([np.array([[0.6, 0.6], [0.9, 0.6], [0.9, 3.2]])], 5, 5).any()

@@ -1,4 +1,4 @@
-"""Label images, colours, scribbles, legends and truth masks; every refusal with its text."""
+"""Label images, colours, scribbles, legends and ground-truth masks; every error message."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SHAPE = (1, H, W)
 
 
 def sparse(*levels):
-    """(H, W) uint16 with 20 pixels of each level."""
+    """Return a label image (H, W) uint16 with 20 pixels of each level."""
     a = np.zeros(H * W, np.uint16)
     positions = RNG.permutation(H * W)
     for i, level in enumerate(levels):
@@ -43,7 +43,7 @@ def strokes(path, *entries):
 
 @cases("name", ["a.png", "a.tif", "a.bmp"])
 @cases("kind", [np.uint8, np.uint16, np.int32, np.float32])
-def test_contiguous_levels_are_the_classes(tmp_path, name, kind):
+def test_contiguous_grey_levels_are_class_numbers(tmp_path, name, kind):
     if (name == "a.bmp" and kind != np.uint8) or (name == "a.png" and kind in (np.int32, np.float32)):
         pytest.skip("the format has no such type")
     a = sparse(1, 2, 3)
@@ -55,7 +55,7 @@ def test_contiguous_levels_are_the_classes(tmp_path, name, kind):
     assert actual.colors is None
 
 
-def test_other_grey_levels_are_ranked_with_a_note(tmp_path):
+def test_noncontiguous_grey_levels_are_ranked_with_a_note(tmp_path):
     a = sparse(85, 170, 255)
     path = save(tmp_path / "a.png", a.astype(np.uint8))
     actual = read_labels(path, SHAPE)
@@ -67,7 +67,7 @@ def test_other_grey_levels_are_ranked_with_a_note(tmp_path):
     assert "1 -> 1, 3 -> 2" in actual.notes[0]
 
 
-def test_names_fix_the_numbers(tmp_path):
+def test_class_names_fix_the_class_numbers(tmp_path):
     a = sparse(1, 3)
     path = save(tmp_path / "a.tif", a)
     actual = read_labels(path, SHAPE, classes=["m", "p", "void"])
@@ -82,23 +82,23 @@ def test_names_fix_the_numbers(tmp_path):
 
 
 @cases("classes", [[], ["a", ""], ["a", 3], "ab"])
-def test_bad_names(tmp_path, classes):
+def test_invalid_class_names_raise(tmp_path, classes):
     with pytest.raises(InputError, match=r"classes: class names must be non-empty texts"):
         read_labels(save(tmp_path / "a.tif", sparse(1, 2)), SHAPE, classes=classes)
 
 
-def test_repeated_names(tmp_path):
+def test_duplicate_class_names_raise(tmp_path):
     with pytest.raises(InputError, match=r"classes: class names must be unique, got 'a' twice"):
         read_labels(save(tmp_path / "a.tif", sparse(1, 2)), SHAPE, classes=["a", "a"])
 
 
-def test_legends(tmp_path):
+def test_legends_map_levels_to_names_and_invalid_ones_raise(tmp_path):
     path = save(tmp_path / "a.png", sparse(85, 255).astype(np.uint8))
 
-    def read(content, **more):
+    def read(content, **options):
         legend = tmp_path / "legend.json"
         legend.write_text(content if isinstance(content, str) else json.dumps(content))
-        return read_labels(path, SHAPE, legend=legend, **more)
+        return read_labels(path, SHAPE, legend=legend, **options)
 
     actual = read({"170": "b", "85": "a", "255": "c", "0": "nothing"})
     assert actual.names == ("a", "b", "c")
@@ -126,7 +126,7 @@ def test_legends(tmp_path):
 
 
 @cases("name", ["a.png", "a.tif"])
-def test_colours(tmp_path, name):
+def test_colours_are_mapped_to_classes(tmp_path, name):
     a = sparse(1, 2, 3)
     lut = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
     path = save(tmp_path / name, lut[a])
@@ -155,7 +155,7 @@ def test_transparent_pixels_are_unlabelled_and_grey_rgb_is_grey(tmp_path):
     assert actual.colors is None
 
 
-def test_palette_images(tmp_path):
+def test_palette_images_are_read_by_index_or_colour(tmp_path):
     a = sparse(1, 2).astype(np.uint8)
     image = Image.fromarray(a, "P")
     image.putpalette([0, 0, 0, 10, 20, 30, 5, 5, 5])
@@ -169,7 +169,7 @@ def test_palette_images(tmp_path):
 
 
 @cases("compression", [None, "group4"])
-def test_numbers_count_as_stored_in_files_from_white_to_black(tmp_path, compression):
+def test_miniswhite_files_keep_the_stored_class_numbers(tmp_path, compression):
     mask = sparse(1).astype(bool)
     Image.fromarray(mask).save(tmp_path / "a.tif", compression=compression)
     with tifffile.TiffFile(tmp_path / "a.tif") as tif:
@@ -180,26 +180,26 @@ def test_numbers_count_as_stored_in_files_from_white_to_black(tmp_path, compress
 
 
 @cases("bits", [1, 2, 4])
-def test_greys_of_few_bits_keep_their_numbers(tmp_path, bits):
+def test_png_of_1_2_and_4_bits_keeps_the_class_numbers(tmp_path, bits):
     import struct
     import zlib
 
     a = RNG.integers(0, 2**bits, (H, W)).astype(np.uint8)
     rows = b""
     for row in a:
-        flat = np.unpackbits(row[:, None], axis=1)[:, 8 - bits :].ravel()
-        rows += b"\0" + np.packbits(flat).tobytes()
+        bit_values = np.unpackbits(row[:, None], axis=1)[:, 8 - bits :].ravel()
+        rows += b"\0" + np.packbits(bit_values).tobytes()
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", W, H, bits, 0, 0, 0, 0)
-    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", W, H, bits, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
     np.testing.assert_array_equal(read_truth(tmp_path / "a.png", SHAPE)[0], a + 1)
 
 
-def test_dense(tmp_path):
+def test_dense_labels_start_at_zero(tmp_path):
     a = RNG.integers(0, 3, (H, W)).astype(np.uint8)
     actual = read_labels(save(tmp_path / "a.png", a), SHAPE, dense=True, classes=["m", "p", "q"])
     np.testing.assert_array_equal(actual.values[0], a + 1)
@@ -215,7 +215,7 @@ def test_dense(tmp_path):
         read_labels(path, SHAPE, dense=True)
 
 
-def test_sizes_and_pages_are_never_adapted(tmp_path):
+def test_labels_of_another_size_or_page_count_raise(tmp_path):
     path = save(tmp_path / "a.png", sparse(1, 2).astype(np.uint8))
     message = r"labels are 33 x 47 pixels \(height x width\), but the image is 34 x 47. Sizes must be equal"
     with pytest.raises(InputError, match=message):
@@ -239,7 +239,7 @@ def test_sizes_and_pages_are_never_adapted(tmp_path):
         read_labels(tmp_path / "s.tif", (4, H, W), label_page=0)
 
 
-def test_too_few_classes(tmp_path):
+def test_fewer_than_two_classes_raise(tmp_path):
     with pytest.raises(InputError, match=r"needs at least 2 labelled classes, got 1 \(class 1\)"):
         read_labels(save(tmp_path / "a.tif", sparse(7)), SHAPE)
     with pytest.raises(InputError, match=r"needs at least 2 labelled classes, got 0 \(none\)"):
@@ -250,7 +250,7 @@ def test_too_few_classes(tmp_path):
         read_labels(strokes(tmp_path / "s.json"), SHAPE)
 
 
-def test_too_many_classes(tmp_path):
+def test_more_than_max_classes_raise(tmp_path):
     path = save(tmp_path / "a.tif", sparse(*range(1, 23)))
     with pytest.raises(InputError, match=r"max_classes=20, got 22 distinct values \(1, 2, .*, \.\.\.\)"):
         read_labels(path, SHAPE)
@@ -263,7 +263,7 @@ def test_too_many_classes(tmp_path):
         read_labels(save(tmp_path / "p.png", photo), SHAPE)
 
 
-def test_refused_values(tmp_path):
+def test_lossy_fractional_negative_and_multichannel_labels_raise(tmp_path):
     a = sparse(1, 2)
     Image.fromarray(a.astype(np.uint8)).save(tmp_path / "a.jpg")
     with pytest.raises(
@@ -291,7 +291,7 @@ def test_refused_values(tmp_path):
         read_labels(tmp_path / "c.tif", SHAPE)
 
 
-def test_thin_classes_are_noted(tmp_path):
+def test_classes_with_few_pixels_give_a_note(tmp_path):
     a = sparse(1, 2)
     a[a == 2] = 0
     a[0, :3] = 2
@@ -301,7 +301,7 @@ def test_thin_classes_are_noted(tmp_path):
     )
 
 
-def test_a_set_of_files_shares_one_numbering(tmp_path):
+def test_label_sets_share_class_numbers(tmp_path):
     a, b = sparse(85, 170, 255), sparse(170)
     paths = [save(tmp_path / "a.tif", a), save(tmp_path / "b.tif", b)]
     first, second = read_label_set(paths, [SHAPE, SHAPE])
@@ -348,7 +348,7 @@ def test_later_strokes_win_with_a_note(tmp_path):
     )
 
 
-def test_strokes_by_name_page_and_legend(tmp_path):
+def test_strokes_select_the_class_by_name_and_the_page(tmp_path):
     path = strokes(
         tmp_path / "s.json",
         {"class": "p", "points": [[1, 1], [12, 1]]},
@@ -409,12 +409,12 @@ def test_strokes_at_the_border_are_clipped(tmp_path):
         ({"class": 1, "points": [[-1, 3], [5, 5]]}, r"must be inside the image of .*, got \(-1, 3\)"),
     ],
 )
-def test_bad_strokes(tmp_path, entry, message):
+def test_invalid_strokes_raise(tmp_path, entry, message):
     with pytest.raises(InputError, match=message):
         read_labels(strokes(tmp_path / "s.json", entry), SHAPE)
 
 
-def test_bad_stroke_files(tmp_path):
+def test_invalid_stroke_files_raise(tmp_path):
     (tmp_path / "s.json").write_text('{"class": 1}')
     with pytest.raises(InputError, match=r"s.json must contain a list of strokes"):
         read_labels(tmp_path / "s.json", SHAPE)
@@ -436,7 +436,7 @@ def test_label_maps_have_at_most_255_classes(tmp_path):
 # --- truth ---
 
 
-def test_truth_conventions(tmp_path):
+def test_ground_truth_numbering_and_errors(tmp_path):
     a = RNG.integers(0, 3, (H, W)).astype(np.uint8)
     path = save(tmp_path / "a.png", a)
     np.testing.assert_array_equal(read_truth(path, SHAPE)[0], a + 1)
@@ -467,8 +467,8 @@ def test_truth_conventions(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
-def test_shared_scribbles_lie_on_their_classes():
-    checked = 0
+def test_shared_scribbles_agree_with_the_ground_truth():
+    count = 0
     for path in sorted(SHARED.glob("*/scribbles*/*.png")):
         with Image.open(path) as image:
             shape = (1, image.height, image.width)
@@ -476,7 +476,7 @@ def test_shared_scribbles_lie_on_their_classes():
         actual = read_labels(path, shape, classes=names)
         truth = read_truth(path.parents[1] / "masks" / path.name, shape, n_classes=len(names))
         labelled = actual.values > 0
-        agree = (actual.values == truth)[labelled].mean()
-        assert agree == 1 or path.parts[-2] == "scribbles_human"
-        checked += 1
-    assert checked >= 40
+        agreement = (actual.values == truth)[labelled].mean()
+        assert agreement == 1 or path.parts[-2] == "scribbles_human"
+        count += 1
+    assert count >= 40

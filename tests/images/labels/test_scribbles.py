@@ -1,4 +1,4 @@
-"""Strokes as pixels: the union of the tip along the line, whatever the width, and at a cost that is bounded."""
+"""Rasterization of strokes: a disk drawn along each line, for every width and at bounded cost."""
 
 import time
 from itertools import pairwise
@@ -15,21 +15,21 @@ from vispe.images.labels.scribbles import draw_strokes
 from vispe.images.labels.stroke_pixels import Stroke, check_work, stroke_pixels
 
 
-def expected(points, width, h, w):
-    """Draw the tip at every pixel of every line of scikit-image."""
+def reference_mask(points, width, h, w):
+    """Return the mask of a disk drawn at every pixel of the lines of `skimage.draw.line`."""
     mask = np.zeros((h, w), bool)
     ends = np.floor(points + 0.5).astype(int)
     middle = 0.0 if width % 2 else 0.5
-    tip = disk((middle, middle), width / 2)
+    pen = disk((middle, middle), width / 2)
     for (x0, y0), (x1, y1) in pairwise(np.repeat(ends, 2, 0) if len(ends) == 1 else ends):
-        rows, columns = (p[:, None] + t for p, t in zip(line(y0, x0, y1, x1), tip, strict=True))
+        rows, columns = (p[:, None] + t for p, t in zip(line(y0, x0, y1, x1), pen, strict=True))
         inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
         mask[rows[inside], columns[inside]] = True
     return mask
 
 
 @cases("seed", range(60))
-def test_a_stroke_is_the_tip_at_every_pixel_of_its_lines(seed):
+def test_stroke_pixels_equal_a_disk_drawn_along_the_lines(seed):
     rng = np.random.default_rng(seed)
     h, w = rng.integers(5, 60, 2)
     points = rng.uniform(-30, 80, (rng.integers(1, 5), 2)).round(2)
@@ -38,24 +38,28 @@ def test_a_stroke_is_the_tip_at_every_pixel_of_its_lines(seed):
     width = int(rng.integers(1, 70))
     mask = np.zeros((h, w), bool)
     mask[stroke_pixels(Stroke((1,), width, points, 0), h, w)] = True
-    assert np.array_equal(mask, expected(points, width, h, w))
+    assert np.array_equal(mask, reference_mask(points, width, h, w))
 
 
-def test_a_path_that_returns_and_a_point_far_away_cost_little():
-    begun = time.process_time()
-    back = np.array([[1, 1], [250, 250]] * 200, float)
-    assert len(np.unique(np.stack(stroke_pixels(Stroke((1,), 1024, back, 0), 256, 256)), axis=1)[0]) == 256**2
+def test_repeated_and_distant_points_are_drawn_within_seconds():
+    start = time.process_time()
+    zigzag = np.array([[1, 1], [250, 250]] * 200, float)
+    assert (
+        len(np.unique(np.stack(stroke_pixels(Stroke((1,), 1024, zigzag, 0), 256, 256)), axis=1)[0]) == 256**2
+    )
     rows, _ = stroke_pixels(Stroke((1,), 3, np.array([[0.0, 0.0], [1e9, 1e9]]), 0), 256, 256)
     assert rows.max() == 255
-    assert time.process_time() - begun < 10  # one of the two took minutes
+    assert time.process_time() - start < 10  # each took minutes without a bound
 
 
-def test_strokes_that_would_take_minutes_are_refused_before_any_is_drawn(monkeypatch):
-    wide = [Stroke((k % 2 + 1,), 1024, np.array([[1, 1], [4000, 4000]] * 50, float), 0) for k in range(50)]
+def test_strokes_of_excessive_area_raise_before_drawing(monkeypatch):
+    large_strokes = [
+        Stroke((k % 2 + 1,), 1024, np.array([[1, 1], [4000, 4000]] * 50, float), 0) for k in range(50)
+    ]
     monkeypatch.setattr(scribbles, "stroke_pixels", None)
     with pytest.raises(
         InputError, match=r"a\.json: strokes must cover at most .* Use fewer strokes, or a narrower pen"
     ):
-        draw_strokes(Path("a.json"), wide, (1, 4096, 4096))
-    ordinary = [Stroke((1,), 16, np.cumsum(np.ones((500, 2)), 0), 0)] * 500
-    check_work("a.json", ordinary, 4096, 4096)
+        draw_strokes(Path("a.json"), large_strokes, (1, 4096, 4096))
+    small_strokes = [Stroke((1,), 16, np.cumsum(np.ones((500, 2)), 0), 0)] * 500
+    check_work("a.json", small_strokes, 4096, 4096)

@@ -1,4 +1,4 @@
-"""Levels that mean "not labelled": 255 and its like with class numbers, and white."""
+"""Void values of label images: 255 and other maximum values alongside class numbers, and white."""
 
 import json
 
@@ -19,7 +19,7 @@ SHAPE = (1, H, W)
 
 
 def label_image(*levels, fill=0):
-    """Few pixels of each level, `fill` elsewhere."""
+    """Return a label image with 15 pixels of each level and `fill` elsewhere."""
     out = np.full((H, W), fill, np.int64)
     for row, level in enumerate(levels):
         out[2 * row, :15] = level
@@ -51,7 +51,7 @@ def save(tmp_path, array, kind):
         ("float32", 255),
     ],
 )
-def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, void):
+def test_the_maximum_value_alongside_class_numbers_is_unlabelled(tmp_path, kind, void):
     actual = read_labels(save(tmp_path, label_image(1, 2, fill=void), kind), SHAPE)
     np.testing.assert_array_equal(actual.values[0], label_image(1, 2))
     assert actual.names == ("class 1", "class 2")
@@ -62,12 +62,12 @@ def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, 
     ("array", "more", "expected"),
     [
         (label_image(1, 2, 255), {}, label_image(1, 2)),  # in addition to 0
-        (label_image(0, 1, fill=255), {"dense": True}, label_image(1, 2)),  # as Cityscapes
-        (label_image(0, 255, fill=255), {"dense": True}, label_image(1, 2, fill=2)),  # a mask of two values
+        (label_image(0, 1, fill=255), {"dense": True}, label_image(1, 2)),  # as in Cityscapes
+        (label_image(0, 255, fill=255), {"dense": True}, label_image(1, 2, fill=2)),  # a binary mask
         (label_image(255, fill=0), {"dense": True}, label_image(2, fill=1)),
         (label_image(1, 2, fill=255), {"classes": ["a", "b"]}, label_image(1, 2)),
         (label_image(1, 2, fill=255), {"classes": ["a", "b", "c"]}, label_image(1, 2, fill=3)),
-        (label_image(85, 170, 255), {}, label_image(1, 2, 3)),  # ranked greys
+        (label_image(85, 170, 255), {}, label_image(1, 2, 3)),  # ranked grey levels
         (label_image(85, 255), {}, label_image(1, 2)),
         (label_image(1, 255), {}, label_image(1, 2)),
         (label_image(100, 200, fill=255), {"dense": True}, label_image(1, 2, fill=3)),
@@ -75,14 +75,14 @@ def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, 
         (label_image(253, 254, 255), {}, label_image(1, 2, 3)),
     ],
 )
-def test_which_255_is_a_class(tmp_path, array, more, expected):
+def test_255_is_a_class_or_void_depending_on_other_levels(tmp_path, array, more, expected):
     np.testing.assert_array_equal(
         read_labels(save(tmp_path, array, "uint8"), SHAPE, **more).values[0], expected
     )
 
 
 @cases("array", [label_image(100, 200, fill=255), label_image(0, 1, 2, fill=255), label_image(1, fill=255)])
-def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
+def test_ambiguous_dominant_levels_raise(tmp_path, array):
     with pytest.raises(
         InputError, match=r"255 covers \d+(\.\d)? % of the pixels and would be a class.*set `dense=True`"
     ):
@@ -90,7 +90,7 @@ def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
 
 
 @cases("alpha", [False, True])
-def test_white_paper(tmp_path, alpha):
+def test_dominant_white_raises_without_classes_or_dense(tmp_path, alpha):
     lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[label_image(1, 2)]
     lut = np.dstack([lut, np.full((H, W), 255)]) if alpha else lut
     path = save(tmp_path, lut, "rgba" if alpha else "rgb")
@@ -105,15 +105,15 @@ def test_white_paper(tmp_path, alpha):
         )
 
 
-def test_legends_that_leave_a_level_out(tmp_path):
+def test_white_and_255_absent_from_the_legend_are_unlabelled(tmp_path):
     def read(array, legend, kind):
         (tmp_path / "legend.json").write_text(json.dumps(legend))
         return read_labels(save(tmp_path, array, kind), SHAPE, legend=tmp_path / "legend.json").values[0]
 
     lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[label_image(1, 2)]
     np.testing.assert_array_equal(read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb"), label_image(2, 1))
-    named = {"#ff0000": "a", "#008000": "b", "#ffffff": "c"}
-    np.testing.assert_array_equal(read(lut, named, "rgb"), label_image(2, 1, fill=3))
+    legend_with_white = {"#ff0000": "a", "#008000": "b", "#ffffff": "c"}
+    np.testing.assert_array_equal(read(lut, legend_with_white, "rgb"), label_image(2, 1, fill=3))
     np.testing.assert_array_equal(
         read(label_image(1, 2, fill=255), {"1": "a", "2": "b"}, "uint8"), label_image(1, 2)
     )
@@ -124,14 +124,14 @@ def test_legends_that_leave_a_level_out(tmp_path):
         read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb")
 
 
-def test_minus_one_is_refused_with_advice(tmp_path):
+def test_minus_one_raises_with_a_suggestion(tmp_path):
     with pytest.raises(
         InputError, match=r"got -1. Save unlabelled pixels as 0 and number the classes from 1"
     ):
         read_labels(save(tmp_path, label_image(0, 1, fill=-1), "int16"), SHAPE)
 
 
-def test_truth_leaves_the_void_out(tmp_path):
+def test_ground_truth_ignores_the_void_value(tmp_path):
     notes = []
     path = save(tmp_path, label_image(0, 1, fill=255), "uint8")
     for count in (2, 3, None):
@@ -142,7 +142,7 @@ def test_truth_leaves_the_void_out(tmp_path):
     np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], label_image(2, fill=1))
 
 
-def test_truth_leaves_the_void_out_where_a_class_does_not_occur(tmp_path):
+def test_ground_truth_ignores_the_void_value_if_a_class_is_absent(tmp_path):
     notes = []
     path = save(tmp_path, label_image(0, 2, fill=255), "uint8")
     for count in (3, 4):
@@ -158,7 +158,7 @@ def test_truth_leaves_the_void_out_where_a_class_does_not_occur(tmp_path):
     np.testing.assert_array_equal(read_truth(grey, SHAPE, n_classes=3)[0], label_image(1, 2, fill=3))
 
 
-def test_masks_with_contradictory_values_are_refused(tmp_path):
+def test_masks_with_contradictory_values_raise(tmp_path):
     files = []
     for name, values in (
         ("a", label_image(0, 1, fill=255)),
@@ -176,7 +176,7 @@ def test_masks_with_contradictory_values_are_refused(tmp_path):
 
 
 @cases("zero", ["class", "ignore"])
-def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
+def test_the_void_value_does_not_count_as_a_class(tmp_path, zero):
     first = int(zero == "ignore")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     for file, levels in zip(files, [(0, 1, 2), (0, 2)], strict=True):
@@ -190,7 +190,7 @@ def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
 
 @cases("n_classes", [3, None])
 @cases("zero", ["class", "ignore"])
-def test_grey_levels_are_those_of_all_masks(tmp_path, zero, n_classes):
+def test_grey_levels_are_ranked_over_all_masks(tmp_path, zero, n_classes):
     levels = (0, 128, 255) if zero == "class" else (64, 128, 300)
     files = [tmp_path / f"{name}.png" for name in "abc"]
     for file, file_levels in zip(files, [levels, levels[::2], levels[1:2]], strict=True):
@@ -198,12 +198,12 @@ def test_grey_levels_are_those_of_all_masks(tmp_path, zero, n_classes):
     masks = FileMasks(FileImages(files, torch.from_numpy), files, zero, n_classes)
     assert masks.n_classes == 3
     assert [np.unique(masks[k]).tolist() for k in range(3)] == [[1, 2, 3], [1, 3], [2]]
-    # levels of further masks of the run count, too
+    # the levels of other masks of the run are included
     masks = FileMasks(FileImages(files[1:], torch.from_numpy), files[1:], zero, n_classes, files[:1])
     assert [np.unique(masks[k]).tolist() for k in range(2)] == [[1, 3], [2]]
 
 
-def test_masks_that_cannot_be_ranked_name_the_remedy(tmp_path):
+def test_masks_that_cannot_be_ranked_raise_with_a_suggestion(tmp_path):
     path = save(tmp_path, label_image(0, fill=255), "uint8")
     text = r"got 0, 255. Store class numbers from 0 instead of grey levels, or pass masks that have 3 grey levels toge"
     with pytest.raises(InputError, match=text):

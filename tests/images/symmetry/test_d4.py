@@ -14,20 +14,20 @@ SHAPES = [(1, 1), (2, 2), (3, 3), (2, 5), (6, 1), (7, 4)]
 
 @cases("shape", SHAPES)
 @cases("g", D4, ids=lambda g: g.name)
-def test_elements_are_undone_and_are_index_permutations(g, shape):
+def test_undo_inverts_apply_and_elements_are_index_permutations(g, shape):
     x = torch.arange(2.0 * shape[0] * shape[1]).reshape(2, *shape)
-    moved = g.apply(x)
-    assert moved.shape[-2:] == (shape if g.turns % 2 == 0 else shape[::-1])
-    assert torch.equal(g.undo(moved), x)
-    assert torch.equal(moved.flatten(1), x.flatten(1)[:, g.index(shape)])
-    np.testing.assert_array_equal(g.apply(x.numpy()), moved.numpy())
-    np.testing.assert_array_equal(g.undo(moved.numpy()), x.numpy())
+    transformed = g.apply(x)
+    assert transformed.shape[-2:] == (shape if g.turns % 2 == 0 else shape[::-1])
+    assert torch.equal(g.undo(transformed), x)
+    assert torch.equal(transformed.flatten(1), x.flatten(1)[:, g.index(shape)])
+    np.testing.assert_array_equal(g.apply(x.numpy()), transformed.numpy())
+    np.testing.assert_array_equal(g.undo(transformed.numpy()), x.numpy())
 
 
-def test_the_elements_form_the_group_of_the_square():
+def test_elements_form_the_dihedral_group():
     x = torch.arange(12).reshape(3, 4)
-    recorded = {tuple(g.apply(x).flatten().tolist()) + tuple(g.apply(x).shape) for g in D4}
-    assert len(recorded) == 8
+    outputs = {tuple(g.apply(x).flatten().tolist()) + tuple(g.apply(x).shape) for g in D4}
+    assert len(outputs) == 8
     for a, b in itertools.product(D4, D4):
         assert torch.equal(a.after(b).apply(x), a.apply(b.apply(x)))
     for g in D4:
@@ -35,7 +35,7 @@ def test_the_elements_form_the_group_of_the_square():
         assert element(g.name) is g
 
 
-def test_names_say_what_happens():
+def test_element_names_match_the_transforms():
     x = torch.arange(6).reshape(2, 3)
     assert torch.equal(element("transpose").apply(x), x.T)
     assert torch.equal(element("hflip").apply(x), x.flip(1))
@@ -44,7 +44,7 @@ def test_names_say_what_happens():
     assert torch.equal(element("antitranspose").apply(x), x.flip(0, 1).T)
 
 
-def test_what_is_no_element_is_refused():
+def test_invalid_elements_raise():
     with pytest.raises(UnknownName, match=r"Unknown element 'rot45' of D4\. Did you mean 'rot"):
         element("rot45")
     with pytest.raises(OptionError, match=r"must be 0, 1, 2 or 3 .* got turns=4"):
@@ -55,7 +55,7 @@ def test_what_is_no_element_is_refused():
 
 @cases("patch", [1, 2, 5, 7, 16])
 @cases("how", ["auto", "crop", "pad"])
-def test_fitting_commutes_with_every_element_or_is_refused(patch, how):
+def test_fit_to_patches_is_equivariant_or_raises(patch, how):
     for shape in [(35, 48), (36, 37), (33, 50)]:
         x = noise(shape)
         remainders, missing = ([n % patch for n in shape], [-n % patch for n in shape])
@@ -75,7 +75,7 @@ def test_fitting_commutes_with_every_element_or_is_refused(patch, how):
             assert torch.equal(fit_to_patches(g.apply(x), patch, how)[0], g.apply(fitted))
 
 
-def test_an_odd_side_with_an_even_patch_needs_resampling_which_commutes():
+def test_odd_sides_with_even_patches_need_equivariant_resampling():
     x = noise((33, 48))
     with pytest.raises(OptionError, match=r"33 px and patches of 16 px .*Use resample=True"):
         fit_to_patches(x, 16)
@@ -87,7 +87,7 @@ def test_an_odd_side_with_an_even_patch_needs_resampling_which_commutes():
         assert torch.equal(fit_to_patches(g.apply(x), 16, resample=True)[0], g.apply(fitted))
 
 
-def test_fitting_says_what_it_did_and_what_it_cannot():
+def test_fit_to_patches_returns_a_note_and_raises_if_impossible():
     x = noise((72, 73))
     fitted, note = fit_to_patches(x, 7)
     assert fitted.shape == (3, 70, 77)
@@ -106,7 +106,7 @@ def test_fitting_says_what_it_did_and_what_it_cannot():
         fit_to_patches(x, 7, "crop")
 
 
-def test_an_off_centre_crop_is_caught_and_a_centred_one_is_exact():
+def test_off_centre_crops_break_equivariance_and_centred_ones_do_not():
     model = VisionModel(vit("alibi2d"))
 
     def top_left(images):
@@ -115,7 +115,7 @@ def test_an_off_centre_crop_is_caught_and_a_centred_one_is_exact():
     options = {"measures": ["error"], "controls": False, "elements": [D4[3], D4[5]]}
     for shape in [(44, 44), (45, 45), (37, 40), (44, 30)]:
         x = noise(shape)
-        bad = equivariance(top_left, [x], **options)[0].values[0]
-        good = equivariance(model, [fit_to_patches(x, 7)[0]], **options)[0].values[0]
-        assert bad > 0.1
-        assert good < 1e-13
+        off_centre = equivariance(top_left, [x], **options)[0].values[0]
+        centred = equivariance(model, [fit_to_patches(x, 7)[0]], **options)[0].values[0]
+        assert off_centre > 0.1
+        assert centred < 1e-13

@@ -1,4 +1,4 @@
-"""Patch kernels, and features, averaged over the poses of a square: what is exact, and what is not."""
+"""Patch kernels and features averaged over the poses of D4: which models become exactly equivariant."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def prefixes(model):
 
 @torch.no_grad()
 def error(features, images, poses=tuple(g for g in D4 if g != IDENTITY)):
-    """Centred error of the worst pose: 0 is exact, 1.4 unrelated."""
-    still = features(images)
-    signal = (still - still.mean((-2, -1), keepdim=True)).square().sum()
+    """Return the centred equivariance error of the worst pose: 0 is exact, 1.4 means unrelated features."""
+    reference = features(images)
+    signal = (reference - reference.mean((-2, -1), keepdim=True)).square().sum()
     return max(
-        float(((g.undo(features(g.apply(images))) - still).square().sum() / signal).sqrt()) for g in poses
+        float(((g.undo(features(g.apply(images))) - reference).square().sum() / signal).sqrt()) for g in poses
     )
 
 
@@ -62,7 +62,7 @@ def image(h, w, dtype=torch.float32, b=2):
     "spec",
     ["none", "alibi2d", "alibi2d(wrap=false,normalize=none,slopes=geometric)", "alibi2d(metric=manhattan)"],
 )
-def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dtype):
+def test_isotropic_positions_with_a_symmetric_kernel_are_equivariant(spec, options, dtype):
     model = symmetrize(vit(spec, dtype, **options))
     for size in ((35, 35), (28, 42)):
         images = image(*size, dtype)
@@ -74,12 +74,12 @@ def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dty
 
 
 @cases("spec", ["none", "alibi2d"])
-def test_an_ordinary_kernel_is_not_exact(spec):
+def test_an_ordinary_kernel_is_not_equivariant(spec):
     assert error(maps(vit(spec, torch.float64)), image(35, 35, torch.float64)) > 0.1
 
 
 @cases("spec", ["learn", "rope_axial", "rope_mixed", "sincos2d"])
-def test_other_positions_are_not_exact_though_the_kernel_is(spec):
+def test_anisotropic_positions_are_not_equivariant(spec):
     model = symmetrize(vit(spec, torch.float64))
     assert patch_kernel(model).asymmetry == 0
     assert error(maps(model), image(35, 35, torch.float64)) > 1e-2
@@ -88,7 +88,7 @@ def test_other_positions_are_not_exact_though_the_kernel_is(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("spec", ["learn", "rope_axial", "alibi2d"])
-def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
+def test_the_mean_over_poses_is_equivariant_for_every_model(spec, dtype):
     model = vit(spec, dtype, reg_tokens=1)
     averaged = D4Features(maps(model), patch_size=7)
     for size in ((35, 35), (28, 42)):
@@ -96,16 +96,18 @@ def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
 
 
 @cases("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_kernel_is_the_mean_and_symmetric_bit_for_bit(dtype):
+def test_the_symmetrized_kernel_is_the_mean_and_exactly_symmetric(dtype):
     model = vit(dtype=dtype)
-    before = copy.deepcopy(model.state_dict())
+    old_state = copy.deepcopy(model.state_dict())
     with torch.inference_mode():
         images = image(35, 35, dtype)
         model(images)
     assert symmetrize(model) is model
-    after = model.state_dict()
-    assert [k for k in before if not torch.equal(before[k], after[k])] == ["patch_embed.proj.weight"]
-    old, new = before["patch_embed.proj.weight"], after["patch_embed.proj.weight"]
+    new_state = model.state_dict()
+    assert [k for k in old_state if not torch.equal(old_state[k], new_state[k])] == [
+        "patch_embed.proj.weight"
+    ]
+    old, new = old_state["patch_embed.proj.weight"], new_state["patch_embed.proj.weight"]
     assert new.dtype == dtype
     expected = torch.stack([g.apply(old.double()) for g in D4]).mean(0)
     torch.testing.assert_close(new.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
@@ -115,7 +117,7 @@ def test_the_kernel_is_the_mean_and_symmetric_bit_for_bit(dtype):
     assert model.patch_embed.proj.weight.requires_grad
 
 
-def test_what_was_changed_is_said(caplog):
+def test_symmetrize_logs_the_change(caplog):
     model = vit()
     old = model.patch_embed.proj.weight.detach().double()
     mean = torch.stack([g.apply(old) for g in D4]).mean(0)
@@ -129,7 +131,7 @@ def test_what_was_changed_is_said(caplog):
     assert patch_kernel(model).asymmetry == 0
 
 
-def test_eva():
+def test_symmetrize_supports_eva():
     torch.manual_seed(0)
     model = Eva(
         **{**SHAPE, "embed_dim": 32},
@@ -145,7 +147,7 @@ def test_eva():
 
 
 @cases("kind", ["linear", "linear, normed", "linear, channels first", "conv"])
-def test_naflex(kind):
+def test_symmetrize_supports_naflex(kind):
     torch.manual_seed(0)
     cfg = NaFlexVitCfg(
         embed_dim=32,
@@ -169,7 +171,7 @@ def test_naflex(kind):
 
 
 @cases("complete", [True, False])
-def test_open_clip(complete):
+def test_symmetrize_supports_open_clip(complete):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip
 
@@ -205,7 +207,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
         ("Llava", "vision_tower.embeddings.patch_embedding.weight"),
     ],
 )
-def test_transformers(name, path):
+def test_symmetrize_supports_transformers(name, path):
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     torch.manual_seed(0)
     if name in ("Qwen2VL", "Llava"):
@@ -238,12 +240,12 @@ def test_transformers(name, path):
         assert error(features, images) < 1e-12
 
 
-def test_models_without_a_single_square_projection_are_refused():
+def test_models_without_a_single_square_projection_raise():
     with pytest.raises(UnsupportedHost, match="Linear must have exactly one patch projection, got none"):
         symmetrize(torch.nn.Linear(3, 4))
-    two = torch.nn.ModuleList([vit(), vit()])
+    model_list = torch.nn.ModuleList([vit(), vit()])
     with pytest.raises(UnsupportedHost, match=r"got 2 \(0.patch_embed.proj, 1.patch_embed.proj\)"):
-        symmetrize(two)
+        symmetrize(model_list)
     with pytest.raises(ShapeError, match=r"proj must have square patches, got 4 x 7 pixels"):
         symmetrize(vit(img_size=(28, 28), patch_size=(4, 7)))
     model = vit()
@@ -256,24 +258,26 @@ def test_models_without_a_single_square_projection_are_refused():
         symmetrize(empty)
 
 
-def cells(x):
-    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its position."""
+def asymmetric_features(x):
+    """Return features without symmetry: a random linear projection of each 4 x 4 patch plus its row index."""
     generator = torch.Generator().manual_seed(0)
     kernel = torch.randn(5, 3, 4, 4, generator=generator, dtype=torch.float64).to(x)
     out = torch.nn.functional.conv2d(x, kernel, stride=4)
     return out + torch.arange(out.shape[2]).to(x)[:, None]
 
 
-def test_the_mean_is_that_of_all_poses_and_changes_nothing_it_was_given():
+def test_d4_average_is_the_mean_over_poses_and_not_in_place():
     images = image(12, 20, torch.float64)
-    expected = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
-    torch.testing.assert_close(d4_average(cells, images, patch_size=4), expected, rtol=0, atol=1e-12)
+    expected = torch.stack([g.undo(asymmetric_features(g.apply(images))) for g in D4]).mean(0)
+    torch.testing.assert_close(
+        d4_average(asymmetric_features, images, patch_size=4), expected, rtol=0, atol=1e-12
+    )
     original = images.clone()
     torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), original, rtol=0, atol=1e-12)
     assert torch.equal(images, original)
 
 
-def test_gradients_flow_through_the_mean():
+def test_gradients_of_the_mean_over_poses():
     model = vit("alibi2d", torch.float64)
     averaged = D4Features(model.patch_embed.proj, patch_size=7)
     images = image(28, 35, torch.float64).requires_grad_()
@@ -290,23 +294,23 @@ def test_gradients_flow_through_the_mean():
 @cases("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
     images = image(12, 20).to(dtype)
-    actual = d4_average(cells, images, patch_size=4)
-    expected = torch.stack([g.undo(cells(g.apply(images))).float() for g in D4]).mean(0)
+    actual = d4_average(asymmetric_features, images, patch_size=4)
+    expected = torch.stack([g.undo(asymmetric_features(g.apply(images))).float() for g in D4]).mean(0)
     assert actual.dtype == dtype
     torch.testing.assert_close(actual, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-def test_the_map_of_one_pose_is_freed_before_the_next():
-    alive, most = [], []
+def test_features_of_a_pose_are_freed_before_the_next_pose():
+    references, live_counts = [], []
 
     def features(x):
-        most.append(sum(ref() is not None for ref in alive))
-        array = cells(x).numpy().copy()
-        alive.append(weakref.ref(array))
+        live_counts.append(sum(ref() is not None for ref in references))
+        array = asymmetric_features(x).numpy().copy()
+        references.append(weakref.ref(array))
         return torch.from_numpy(array)
 
     d4_average(features, image(12, 20), patch_size=4)
-    assert most == [0] * 8
+    assert live_counts == [0] * 8
 
 
 @pytest.mark.slow
@@ -321,16 +325,16 @@ def test_remainders_are_centred(spec, size, grid):
     assert error(averaged, images, FEW) < 1e-12
 
 
-def test_a_crop_shows_the_middle():
+def test_fit_crop_is_centred_and_fit_pad_rounds_up():
     images = image(14, 22, torch.float64)
-    result = d4_average(cells, images, patch_size=4, fit="crop")
-    assert torch.equal(result, d4_average(cells, images[:, :, 1:13, 1:21], patch_size=4))
-    padded = d4_average(cells, images, patch_size=4, fit="pad")
+    result = d4_average(asymmetric_features, images, patch_size=4, fit="crop")
+    assert torch.equal(result, d4_average(asymmetric_features, images[:, :, 1:13, 1:21], patch_size=4))
+    padded = d4_average(asymmetric_features, images, patch_size=4, fit="pad")
     assert padded.shape == (2, 5, 4, 6)
 
 
-def test_a_remainder_at_one_side_is_not_exact():
-    """What is avoided: features that drop the remainder at the bottom right move against the image."""
+def test_cropping_one_side_breaks_equivariance():
+    """Features that drop the remainder at the bottom right shift relative to the image."""
     model = symmetrize(vit("none", torch.float64))
     conv = model.patch_embed.proj
     images = image(37, 37, torch.float64)
@@ -338,27 +342,27 @@ def test_a_remainder_at_one_side_is_not_exact():
     assert error(conv, images[:, :, 1:36, 1:36]) < 1e-12
 
 
-def test_a_patch_that_the_features_know_is_used():
-    class Known(torch.nn.Module):
+def test_patch_size_defaults_to_that_of_the_features():
+    class FeaturesWithPatchSize(torch.nn.Module):
         patch_size = 4
 
         def forward(self, x):
-            return cells(x)
+            return asymmetric_features(x)
 
-    averaged = D4Features(Known(), fit="crop")
+    averaged = D4Features(FeaturesWithPatchSize(), fit="crop")
     assert averaged.patch_size == 4
     assert averaged(image(14, 20)).shape == (2, 5, 3, 5)
     with pytest.raises(ShapeError, match=r"multiples of patch_size=4 px, got \(14, 20\)\. Use fit='auto'"):
-        d4_average(Known(), image(14, 20))
+        d4_average(FeaturesWithPatchSize(), image(14, 20))
 
 
-def test_errors_of_the_mean():
+def test_invalid_arguments_of_d4_average_raise():
     with pytest.raises(OptionError, match="fit='crop' needs the patch size"):
-        d4_average(cells, image(12, 20), fit="crop")
+        d4_average(asymmetric_features, image(12, 20), fit="crop")
     with pytest.raises(OptionError, match=r"patch_size must be a positive integer .* got 0"):
-        D4Features(cells, patch_size=0)
+        D4Features(asymmetric_features, patch_size=0)
     with pytest.raises(ShapeError, match=r"needs images \(b, c, H, W\), got \(3, 12, 20\)"):
-        d4_average(cells, image(12, 20)[0])
+        d4_average(asymmetric_features, image(12, 20)[0])
     with pytest.raises(ShapeError, match=r"Features must be maps \(b, c, h, w\), got \(2,\)"):
         d4_average(lambda x: x.mean((1, 2, 3)), image(12, 20))
     with pytest.raises(ShapeError, match=r"must have \(12, 20\) cells in pose identity, got \(12, 12\)"):
@@ -366,4 +370,4 @@ def test_errors_of_the_mean():
     with pytest.raises(ShapeError, match=r"must have \(3, 12\) cells in pose rot90, got \(20, 3\)"):
         d4_average(lambda x: x[..., :3, :], image(20, 12))
     with pytest.raises(OptionError, match="cannot be centred by whole pixels"):
-        d4_average(cells, image(13, 20), patch_size=4, fit="auto")
+        d4_average(asymmetric_features, image(13, 20), patch_size=4, fit="auto")

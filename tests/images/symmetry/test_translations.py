@@ -1,4 +1,4 @@
-"""Placements move whole patches and come back exactly; what is drawn covers all positions and grows with progress."""
+"""Placements: shifts by whole patches with an exact inverse; random draws cover all offsets and follow a curriculum."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def placements(draw, count=1):
 
 
 @given(placements(), st.integers(1, 3))
-def test_undo_gives_what_is_seen_bit_for_bit(samples, side):
+def test_undo_restores_the_visible_patches_exactly(samples, side):
     (placement,) = samples
     image = values(*(n * side for n in placement.content))
     behind = values(4, 7, seed=1) if placement.fill == "image" else None
@@ -43,32 +43,32 @@ def test_undo_gives_what_is_seen_bit_for_bit(samples, side):
 
 
 @given(placements(count=2))
-def test_two_placements_share_the_same_patches(samples):
+def test_common_part_selects_patches_visible_in_both_placements(samples):
     first, second = samples
     image = values(*first.content)
     behind = values(4, 7, seed=1) if first.fill == "image" else None
-    recorded = [torch.zeros(first.content, dtype=torch.bool) for _ in samples]
-    for mask, placement in zip(recorded, samples, strict=True):
+    visible = [torch.zeros(first.content, dtype=torch.bool) for _ in samples]
+    for mask, placement in zip(visible, samples, strict=True):
         top, left, bottom, right = placement.seen
         mask[top:bottom, left:right] = True
-    both = recorded[0] & recorded[1]
-    if not both.any():
+    common = visible[0] & visible[1]
+    if not common.any():
         with pytest.raises(OptionError, match="Placements need equal contents"):
             common_part(first, second)
         return
     result = [placement.undo(placement.apply(image, behind)) for placement in common_part(first, second)]
     assert torch.equal(result[0], result[1])
-    assert torch.equal(result[0].flatten(2), image[..., both])
+    assert torch.equal(result[0].flatten(2), image[..., common])
 
 
-def test_pixels_and_tokens_move_equally():
+def test_pixels_and_tokens_shift_equally():
     placement = Placement((2, 3), (4, 4), (-1, 2))
     tokens = values(2, 3)
     pixels = tokens.repeat_interleave(4, -2).repeat_interleave(4, -1)
     assert torch.equal(placement.apply(pixels)[..., ::4, ::4], placement.apply(tokens))
 
 
-def test_fills_are_what_they_say():
+def test_fill_modes_mean_mirror_and_image():
     image = torch.tensor([[1.0, 2.0, 3.0]])
     placement = Placement((1, 3), (1, 8), (0, 3))
     assert placement.apply(image, mean=0.5).tolist() == [[0.5, 0.5, 0.5, 1, 2, 3, 0.5, 0.5]]
@@ -77,16 +77,16 @@ def test_fills_are_what_they_say():
     outside = Placement((1, 1), (1, 5), (0, 4), "mirror")
     assert outside.apply(image[:, :1]).tolist() == [[1] * 5]
     behind = torch.tensor([[7.0, 8.0]])
-    other = Placement((1, 3), (1, 8), (0, 3), "image")
-    assert other.apply(image, behind).tolist() == [[7, 8, 8, 1, 2, 3, 8, 7]]
-    assert behind.tolist() == [[7, 8]], "what was given changed"
+    image_fill = Placement((1, 3), (1, 8), (0, 3), "image")
+    assert image_fill.apply(image, behind).tolist() == [[7, 8, 8, 1, 2, 3, 8, 7]]
+    assert behind.tolist() == [[7, 8]], "the input was modified"
     with pytest.raises(OptionError, match="got fill='image' and behind=None"):
-        other.apply(image)
+        image_fill.apply(image)
     with pytest.raises(OptionError, match="got fill='mean' and an image"):
         placement.apply(image, behind)
 
 
-def test_all_positions_come_equally_often():
+def test_draw_samples_all_offsets_uniformly():
     generator = np.random.default_rng(0)
     samples = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
     counts = {offset: sum(p.offset == offset for p in samples) for offset in {p.offset for p in samples}}
@@ -108,7 +108,7 @@ def test_the_canvas_grows_with_progress():
     assert side(0.0, **options | {"canvas": (4, 4)}) == 4
 
 
-def test_the_same_generator_draws_the_same():
+def test_draw_is_reproducible_from_the_generator():
     samples = [Placement.draw(np.random.default_rng(5), 0.3, content=(3, 3), canvas=(9, 9)) for _ in range(2)]
     assert samples[0] == samples[1]
 
@@ -122,12 +122,12 @@ def test_the_same_generator_draws_the_same():
         ({"box": (0, 0, 3, 2)}, "must be within the visible patches"),
     ],
 )
-def test_what_cannot_be_is_refused(options, words):
+def test_invalid_placements_raise(options, words):
     with pytest.raises(OptionError, match=words):
         Placement((2, 2), (4, 4), **options)
 
 
-def test_values_of_another_shape_are_refused():
+def test_values_of_the_wrong_shape_raise():
     placement = Placement((2, 2), (4, 4))
     with pytest.raises(
         ShapeError, match=r"the content has \(2, 2\) patches, got values of shape \(3, 4, 5\)"

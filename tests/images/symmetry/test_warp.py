@@ -7,7 +7,7 @@ from vispe.errors import ShapeError
 from vispe.images.symmetry.warp import rotate
 
 
-def test_the_smallest_image():
+def test_images_of_2_by_2_pixels_rotate_and_smaller_ones_raise():
     image = torch.rand(1, 1, 2, 2)
     for turns in range(4):
         assert torch.equal(rotate(image, 90 * turns), torch.rot90(image, turns, (-2, -1)))

@@ -1,4 +1,4 @@
-"""A report is one HTML file without references to others; what users name is never markup in it."""
+"""HTML reports: one self-contained file, in which user text is escaped."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ from vispe.utils.report.html_page import Page
 
 
 class _Reader(HTMLParser):
-    """Collects text, and checks that tags are closed in order."""
+    """Collect text, images and links, and check that tags are closed in order."""
 
     VOID = ("meta", "img")
 
@@ -27,10 +27,10 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
-        arguments = dict(attrs)
+        attributes = dict(attrs)
         if tag == "img":
-            self.images.append(arguments)
-        self.links += [arguments[k] for k in ("href", "src") if k in arguments]
+            self.images.append(attributes)
+        self.links += [attributes[k] for k in ("href", "src") if k in attributes]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -59,7 +59,7 @@ def _page():
     return page
 
 
-def test_everything_is_said_and_nothing_is_markup():
+def test_all_text_is_included_and_escaped():
     reader = _read(_page())
     text = "".join(reader.text)
     for words in ("Rotation report: a<b> & 'c'", "mild <i>dependence</i>", "Features & more", "Five < six.",
@@ -68,7 +68,7 @@ def test_everything_is_said_and_nothing_is_markup():
     assert "<i>" not in _page().html().replace("&lt;i&gt;", "")
 
 
-def test_the_image_is_inside_and_nothing_is_fetched():
+def test_images_are_embedded_and_nothing_is_fetched():
     reader = _read(_page())
     (image,) = reader.images
     assert image["alt"] == 'The "curve" <here>'
@@ -79,7 +79,7 @@ def test_the_image_is_inside_and_nothing_is_fetched():
     assert not re.search(r"https?:|url\(|@import|<script", _page().html())
 
 
-def test_tables_need_rows_of_one_length():
+def test_tables_with_rows_of_unequal_length_raise():
     with pytest.raises(VispeError, match=r"rows of equal length, got \[2, 1\]"):
         Page("m", "k", "v").table([["a", "b"], ["1"]])
 

@@ -1,4 +1,4 @@
-"""Results have one way to Markdown, one way to a verdict's tone and one way to an HTML page."""
+"""Results: Markdown, grades and tones of verdicts, and HTML pages, each with a single implementation."""
 
 import ast
 import json
@@ -41,7 +41,7 @@ class Counted(Result):
         return {"values": list(self.values)}
 
 
-class Words(Counted):
+class LeftAligned(Counted):
     left = None
 
 
@@ -50,21 +50,21 @@ class Words(Counted):
     [(-3.0, "low", "good"), (0.0999, "low", "good"), (0.1, "middle", "mild"), (0.5, "high", "bad"),
      (float("inf"), "high", "bad")],
 )  # fmt: skip
-def test_a_grade_is_that_of_the_largest_bound_reached(value, word, tone):
+def test_grades_use_the_largest_bound_reached(value, word, tone):
     assert (GRADES.word(value), GRADES.tone(value)) == (word, tone)
 
 
-def test_nothing_is_claimed_about_nan():
+def test_nan_has_the_plain_tone():
     assert GRADES.tone(float("nan")) == "plain"
 
 
-def test_markdown_is_made_from_the_table_and_its_options():
+def test_markdown_renders_the_table_with_its_options():
     assert Counted((7,)).to_markdown(unit="nm").splitlines() == [
         "| name    | nm |",
         "|---------|---:|",
         "| value 0 |  7 |",
     ]
-    assert Words((7,)).to_markdown().splitlines()[2] == "| value 0 | 7  |"
+    assert LeftAligned((7,)).to_markdown().splitlines()[2] == "| value 0 | 7  |"
 
 
 def test_json_files_are_not_overwritten(tmp_path):
@@ -93,7 +93,7 @@ def test_sections_are_in_order_and_absent_ones_are_skipped():
     assert ">π</td>" in text
 
 
-def test_a_report_without_settings_has_no_table_of_them():
+def test_reports_without_settings_have_no_settings_table():
     text = report_page("vit", "Audit", "no effect", "good", [settings_section(["Remark."], {})]).html()
     assert "<table" not in text
 
@@ -110,11 +110,11 @@ def test_only_the_base_class_writes_markdown():
     assert list(_definitions("to_markdown")) == ["utils/report/result.py"]
 
 
-def test_only_the_builder_makes_pages_of_measurements():
-    makers = [
+def test_only_report_page_creates_pages_of_measurements():
+    modules = [
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"(?<![\w.>] )\bPage\((?!\w*\))", path.read_text(encoding="utf-8"))
     ]
-    measuring = [m for m in makers if not m.startswith(("segment/", "images/", "utils/report/html_page.py"))]
+    measuring = [m for m in modules if not m.startswith(("segment/", "images/", "utils/report/html_page.py"))]
     assert measuring == ["utils/report/result.py"]

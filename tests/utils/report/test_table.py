@@ -25,11 +25,11 @@ TABLE = [["what", "mean"], ["rot90", "0.4"], ["x", "12.25"]]
         (float("inf"), "-", "-", "-"),
     ],
 )
-def test_numbers(value, plain, three, in_figures):
+def test_numbers_are_formatted(value, plain, three, in_figures):
     assert (number(value), number(value, 3), short_number(value)) == (plain, three, in_figures)
 
 
-def test_intervals():
+def test_intervals_are_formatted():
     assert interval((0.12345, 9.12e-7), 3) == "0.123 to 9.1e-07"
     assert interval(None) == ""
 
@@ -43,7 +43,7 @@ def test_tables_are_aligned():
     assert text_table(TABLE, left=(0, 1)).split("\n")[1] == "rot90  0.4"
 
 
-def test_json_has_no_nan():
+def test_json_values_replace_nan_by_null():
     value = {"a": np.array([[1.0, np.nan]]), "b": (np.float32(2), np.inf, 3), "c": None, "d": "x", "e": True}
     assert json.loads(json.dumps(json_value(value), allow_nan=False)) == {
         "a": [[1.0, None]], "b": [2.0, None, 3], "c": None, "d": "x", "e": True,
