@@ -32,6 +32,7 @@ FEW = (
 REGRESSIONS = (
     LaunchCase("grid", "once", "tf32x3", 96, "long", 90),
     LaunchCase("grid", "dropout", "float32", 100, "long", 90),
+    LaunchCase("grid", "dropout", "float32", 100, "short", 90),
 )
 KERNELS = {
     "forward", "row_sums", "grad_q", "grad_kv", "grad_bias", "forward_coords", "grad_q_coords", "grad_kv_coords",
