@@ -7,8 +7,9 @@ Calls are all those of the long tests: families of kernels with each bias, dtype
 capabilities 8.0 and 9.0, forward and backward, launched by vispe's own code through a stand-in driver
 (`tests/attention/triton`). Each shard appends its records to a file of the folder RECORDS, and `--summary` adds them to
 RESULTS. Both skip calls that are done, so an interrupted run goes on, on another machine as well. Records and RESULTS
-of other kernels, tiles or calls do not count; use another folder for another Triton. All 6,732 calls take about six
-hours of two cores.
+of other kernels, tiles or calls do not count; use another folder for another Triton. All 6,732 calls take three to
+six hours of two cores; after a change of tiles, Triton's cache has the kernels that did not change. Restart every half
+hour, since the memory of Triton grows by 0.1 GB a minute.
 """
 
 from __future__ import annotations
