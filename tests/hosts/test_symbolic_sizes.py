@@ -203,7 +203,7 @@ def test_exceptions_raise_with_a_message(mode, spec, tmp_path):
 
 def test_the_documentation_lists_the_exceptions():
     text = " ".join(DOCS.read_text().split())
-    actual = re.search(r"take dynamic height and width with every encoding, preset and sum(.*?)\.", text)
+    actual = re.search(r"support dynamic height and width with every encoding, preset and sum(.*?)\.", text)
     assert actual, "hosts.md lists what can be exported with dynamic sizes"
     assert set(re.findall(r"`([^`]+)`", actual[1])) == {spec for _, spec in EXCEPTIONS}
 
