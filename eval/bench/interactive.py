@@ -92,7 +92,7 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
 
     preview_times = timed(lambda: preview(live, changed()), args.rounds)
     ensemble = timed(lambda: live.update(changed()), args.full_rounds)
-    anew = timed(lambda: from_pixels(live, changed(), count), args.full_rounds)
+    recomputed = timed(lambda: from_pixels(live, changed(), count), args.full_rounds)
     parts = {
         "draw": timed(lambda: live.draw(changed()), args.rounds),
         "look_up_and_fit": timed(lambda: (live.draw(changed()), live.fit(preview=True)), args.rounds),
@@ -105,9 +105,9 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
         "preview_ms": milliseconds(preview_times),
         "ensemble_ms": milliseconds(ensemble),
         "parts_ms": {name: milliseconds(seconds) for name, seconds in parts.items()},
-        "anew_ms": milliseconds(anew),
-        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(preview_times)["median"], 1),
-        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(preview_times)["cpu"], 1),
+        "anew_ms": milliseconds(recomputed),
+        "times_as_fast": round(milliseconds(recomputed)["median"] / milliseconds(preview_times)["median"], 1),
+        "times_less_work": round(milliseconds(recomputed)["cpu"] / milliseconds(preview_times)["cpu"], 1),
         "largest_difference_of_probabilities": float(np.abs(actual.prob - expected.prob).max()),
         "labels_that_differ": int((actual.labels != expected.labels).sum()),
         "rounds": args.rounds,

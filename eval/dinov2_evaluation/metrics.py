@@ -45,12 +45,12 @@ def looked_at(
             side: readable(positional_probe([m.permute(1, 2, 0).numpy() for m in own], **how))
             for side, own in sides.items()
         }
-    alike = feature_similarity(maps)
-    row |= {"cosine": alike.cosine.tolist(), "cosine_blanked": alike.cosine_blanked.tolist()}
+    similarity = feature_similarity(maps)
+    row |= {"cosine": similarity.cosine.tolist(), "cosine_blanked": similarity.cosine_blanked.tolist()}
     row["cosine_centred"] = [centred(m["after"], m["blanked"]) for m in maps]
     row["cosine_constant"] = [mean_cosine(constant(m["blanked"]), m["blanked"]) for m in maps]
     row["rank_placeless"] = [effective_rank(m) for m in placeless([m["blanked"] for m in maps])]
-    return row | {"rank": {side: values.tolist() for side, values in alike.rank.items()}}
+    return row | {"rank": {side: values.tolist() for side, values in similarity.rank.items()}}
 
 
 def placeless(maps: Sequence[Tensor], degree: int = 5) -> list[Tensor]:

@@ -264,8 +264,8 @@ def summary(rows: Sequence[dict[str, Any]], times: dict[str, float]) -> dict[str
             table[setting][name] = _mean([row["miou"] for row in setting_rows if row["set"] == name])
         if micrographs := [row["miou"] for row in setting_rows if row["set"] != SYNTHETIC]:
             table[setting]["micrographs"] = _mean(micrographs)
-    alike = {name: image_scores for name, image_scores in score.items() if parsed(name).scale == 1}
-    return {"chosen": chosen(alike, times), "seconds_per_megapixel": times, "settings": table}
+    same_scale = {name: image_scores for name, image_scores in score.items() if parsed(name).scale == 1}
+    return {"chosen": chosen(same_scale, times), "seconds_per_megapixel": times, "settings": table}
 
 
 def chosen(score: dict[str, dict[str, float]], times: dict[str, float]) -> str | None:

@@ -140,11 +140,8 @@ class Audit(Result):
         if self.findings and all(f.interval is None for f in self.findings):
             reason = f"{counted(self.images, 'image')} {'is' if self.images == 1 else 'are'} too few"
             # images without a value, such as those with constant features, do not count
-            reason = (
-                reason
-                if self.images < MIN_IMAGES
-                else f"Fewer than {MIN_IMAGES} images have a value, too few"
-            )
+            if self.images >= MIN_IMAGES:
+                reason = f"Fewer than {MIN_IMAGES} images have a value, too few"
             notes.append(f"{reason} for an interval and a verdict; use at least {MIN_IMAGES} images.")
         return tuple(notes)
 
